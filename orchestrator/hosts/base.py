@@ -1,0 +1,75 @@
+"""One machine, whatever leads to it: run a program, feed it bytes, read bytes back.
+
+What always holds: arguments are argv lists and are quoted in one place; bytes go in and come out, nothing
+is decoded on the way; both streams are drained; every call has a deadline; a broken link is a LinkError and
+says nothing about the program on the other side.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Completed", "Host", "command_line"]
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a program did on a host. `exit_code` is -1 if it died of a signal or the link did not say."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+    def error_text(self, limit: int = 2000) -> str:
+        """Returns the end of stderr as text, for a message."""
+        return self.stderr.decode("utf-8", "replace").strip()[-limit:]
+
+
+class Host(Protocol):
+    """A machine that runs programs. Implementations: `ssh.SshHost`, `local.LocalHost`."""
+
+    @property
+    def name(self) -> str:
+        """The host's name in the inventory: its identity, whatever its address is."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> Completed:
+        """Runs a program to its end.
+
+        Raises:
+            LinkError: the host cannot be reached, its key is not accepted, the link broke, or the deadline
+                passed.
+        """
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> Iterator[bytes]:
+        """Runs a program and yields what it prints to stdout, in pieces, as it comes.
+
+        `timeout` limits the silence between two pieces. A non-zero exit raises HostFailedError with the end
+        of its stderr, after the last piece.
+        """
+
+    def close(self) -> None:
+        """Closes the connection, if one is open."""
+
+
+def command_line(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Returns the one shell line for an argv list: the only place where anything is quoted for a shell."""
+    words = list(argv)
+    if env:
+        words = ["env", *(f"{key}={value}" for key, value in env.items()), *words]
+    return shlex.join(words)

@@ -1,0 +1,1 @@
+"""What runs on the GPU host. Importing the package imports nothing else."""

@@ -1,0 +1,475 @@
+"""The contract between the two programs: the files of a job's folder, and nothing else.
+
+What always holds:
+
+* Standard library only; this module and `tau` are the ones that both sides import.
+* `job.json` is written once, by whoever asks for the job. `state.json` is replaced atomically, by the
+  supervisor alone. `events.jsonl`, `rows.jsonl` and `samples.jsonl` are only ever appended to, whole lines
+  at a time; a torn last line is what a crash leaves behind and is cut off before the next append.
+* `MANIFEST.json` is written after every result file, and the final `state.json` after it: a terminal state
+  means that the results are complete on disk.
+* Every record names its schema. A reader accepts this version and the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = [
+    "ACTIVE_STATES",
+    "JOB_SCHEMA",
+    "MANIFEST_SCHEMA",
+    "RESULT_FILES",
+    "ROW_SCHEMA",
+    "SAMPLE_SCHEMA",
+    "STATE_SCHEMA",
+    "SUMMARY_SCHEMA",
+    "TERMINAL_STATES",
+    "VERSION",
+    "DrafterSpec",
+    "Event",
+    "Job",
+    "ProtocolError",
+    "Row",
+    "State",
+    "TargetSpec",
+    "append_lines",
+    "build_manifest",
+    "canonical_json",
+    "canonical_path",
+    "file_sha256",
+    "iter_jsonl",
+    "new_job_id",
+    "read_json",
+    "sha256_hex",
+    "sync_directory",
+    "tree_hash",
+    "trim_torn_line",
+    "verify_manifest",
+    "write_atomic",
+    "write_json",
+]
+
+VERSION = 1
+JOB_SCHEMA = "orch/job/1"
+STATE_SCHEMA = "orch/state/1"
+EVENT_SCHEMA = "orch/event/1"
+ROW_SCHEMA = "orch/row/1"
+SAMPLE_SCHEMA = "orch/sample/1"
+SUMMARY_SCHEMA = "orch/summary/1"
+MANIFEST_SCHEMA = "orch/manifest/1"
+
+ACTIVE_STATES = frozenset({"queued", "running"})
+TERMINAL_STATES = frozenset({"done", "failed", "cancelled", "timeout", "preempted"})
+
+RESULT_FILES = ("rows.jsonl", "samples.jsonl", "summary.json", "events.jsonl", "worker.log")
+"""The result files of a job, in the order in which they are pulled."""
+
+_T = TypeVar("_T")
+
+
+class ProtocolError(ValueError):
+    """A file of the contract is missing a field, has an unknown one, or is of another version."""
+
+
+# --------------------------------------------------------------------------- canonical forms and hashes
+
+
+def canonical_json(value: Any) -> str:
+    """Returns the one JSON text of a value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_hex(data: bytes | str) -> str:
+    """Returns the SHA-256 of bytes, or of a text's UTF-8 form, in hexadecimal."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, read in pieces of 1 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def tree_hash(entries: Iterable[tuple[str, int, str]]) -> str:
+    """Returns the identity of a set of files.
+
+    Args:
+        entries: (path with forward slashes, size in bytes, SHA-256) of each file, in any order.
+    """
+    return sha256_hex(canonical_json(sorted([path, size, digest] for path, size, digest in entries)))
+
+
+def canonical_path(path: str) -> str:
+    """Returns a relative path from another machine, or raises ProtocolError if it could leave its folder."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
+        raise ProtocolError(f"not a relative path inside a folder: {path!r}")
+    return path
+
+
+# --------------------------------------------------------------------------- durable files
+
+
+def sync_directory(folder: Path) -> None:
+    """Makes a rename or a new name in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replaces a file so that a reader sees the old content or the new one, never a part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file atomically."""
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file; a broken one raises ProtocolError that names it."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ProtocolError(f"{path}: not valid JSON ({error})") from error
+
+
+def trim_torn_line(path: Path) -> int:
+    """Cuts off a last line that has no end. Returns the number of bytes removed (0 for a sound file)."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        keep = size
+        while keep > 0:
+            start = max(0, keep - 65536)
+            stream.seek(start)
+            cut = stream.read(keep - start).rfind(b"\n")
+            if cut >= 0:
+                keep = start + cut + 1
+                break
+            keep = start
+        if keep < size:
+            stream.truncate(keep)
+            stream.flush()
+            os.fsync(stream.fileno())
+    return size - keep
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Appends records, one JSON line each, in one write, and waits until they are on disk."""
+    text = "".join(canonical_json(record) + "\n" for record in records)
+    if not text:
+        return
+    with path.open("ab") as stream:
+        stream.write(text.encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the records of a file that `append_lines` wrote; a torn last line is passed over.
+
+    Raises:
+        ProtocolError: a whole line is not a JSON object; the message has the file and the line's number.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ProtocolError(f"{path}:{number}: not valid JSON ({error})") from error
+            if not isinstance(record, dict):
+                raise ProtocolError(f"{path}:{number}: not a JSON object")
+            yield record
+
+
+def build_manifest(folder: Path, names: Sequence[str] = RESULT_FILES) -> dict[str, Any]:
+    """Returns the manifest (size and SHA-256) of the result files that are in a folder."""
+    present = [name for name in names if (folder / name).is_file()]
+    files = {n: {"size": (folder / n).stat().st_size, "sha256": file_sha256(folder / n)} for n in present}
+    return {"schema": MANIFEST_SCHEMA, "files": files}
+
+
+def verify_manifest(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with a folder by its manifest: one sentence a file, empty if all is well."""
+    problems = []
+    for name, entry in sorted(manifest["files"].items()):
+        path = folder / canonical_path(name)
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != entry["size"]:
+            problems.append(f"{name} has {path.stat().st_size} bytes, its manifest says {entry['size']}")
+        elif file_sha256(path) != entry["sha256"]:
+            problems.append(f"{name} has another hash than its manifest")
+    return problems
+
+
+# --------------------------------------------------------------------------- records
+
+
+def check_schema(record: Mapping[str, Any], expected: str, where: str = "") -> None:
+    """Accepts a record of this version of its schema or the one before; raises ProtocolError otherwise."""
+    found = record.get("schema")
+    family, _, version = expected.rpartition("/")
+    allowed = {expected, f"{family}/{int(version) - 1}"} if int(version) > 1 else {expected}
+    if found not in allowed:
+        raise ProtocolError(f"{where or family}: schema {found!r}, this orch reads {', '.join(sorted(allowed))}")
+
+
+def _from_mapping(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(record) - known - {"schema"})
+    if unknown:
+        raise ProtocolError(f"{where}: unknown fields {', '.join(unknown)}")
+    try:
+        return cls(**{k: v for k, v in record.items() if k != "schema"})
+    except TypeError as error:
+        raise ProtocolError(f"{where}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The target: a name for people and a folder on the host that runs the job."""
+
+    name: str
+    path: str
+    dtype: str = "bfloat16"
+    attn: str = "sdpa"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """One drafter of a job.
+
+    `convention` holds the settings in which its training differed from the published convention;
+    `assumed` says that a setting which its folder does not state was taken by default.
+    """
+
+    label: str
+    path: str
+    hash: str
+    family: str = "dflash"
+    convention: dict[str, Any] = field(default_factory=dict)
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run: `job.json`.
+
+    `prompts` is a path relative to the job's folder. `stop_ids` None means the target's own generation
+    config, an empty list means no stop. `samples` is the number of prompts whose drafts are kept.
+    """
+
+    job_id: str
+    payload_hash: str
+    kind: str
+    target: TargetSpec
+    drafters: list[DrafterSpec]
+    prompts: str
+    prompts_hash: str
+    suite: str = ""
+    template_hash: str | None = None
+    enable_thinking: bool = False
+    max_new_tokens: int = 2048
+    stop_ids: list[int] | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    samples_per_prompt: int = 1
+    shapes: list[str] = field(default_factory=lambda: ["chain"])
+    engine: str = "replay"
+    block_size: int | None = None
+    acceptance: str = "exact"
+    features: str = "ram"
+    tail: str = "full"
+    samples: int = 8
+    sample_stride: int = 32
+    save_outputs: bool = False
+    device: str = "auto"
+    threads: int = 0
+    batch_tokens: int = 16384
+    gpus: int = 0
+    timeout_s: float | None = None
+    label: str = ""
+    tags: list[str] = field(default_factory=list)
+    created: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for `job.json`."""
+        return {"schema": JOB_SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], where: str = "job.json") -> Job:
+        """Reads the record of `job.json`.
+
+        Raises:
+            ProtocolError: another schema version, an unknown or a missing field.
+        """
+        check_schema(record, JOB_SCHEMA, where)
+        plain = dict(record)
+        plain["target"] = _from_mapping(TargetSpec, plain.get("target") or {}, f"{where}: target")
+        plain["drafters"] = [
+            _from_mapping(DrafterSpec, item, f"{where}: drafters[{index}]")
+            for index, item in enumerate(plain.get("drafters") or [])
+        ]
+        return _from_mapping(cls, plain, where)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a job stands: `state.json`. Times are seconds since the epoch, by the host's clock."""
+
+    state: str
+    reason: str = ""
+    queue_position: int | None = None
+    pid: int | None = None
+    pid_started: str | None = None
+    boot_id: str | None = None
+    host: str = ""
+    gpu_uuids: list[str] = field(default_factory=list)
+    created: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    heartbeat: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for `state.json`."""
+        return {"schema": STATE_SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], where: str = "state.json") -> State:
+        """Reads the record of `state.json`; raises ProtocolError if it cannot be one."""
+        check_schema(record, STATE_SCHEMA, where)
+        return _from_mapping(cls, record, where)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step of progress: one line of `events.jsonl`. `rate` is units of `done` per second."""
+
+    phase: str
+    drafter: str = ""
+    done: int = 0
+    total: int = 0
+    rate: float | None = None
+    eta_s: float | None = None
+    message: str = ""
+    t: float = field(default_factory=time.time)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for a line of `events.jsonl`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The raw result of one drafter, one prompt (turn, sample) and one draft shape.
+
+    `accept_lengths` has one entry per verification round: accepted draft tokens plus the bonus token,
+    always in full, also past a stop token or the limit. `output_tokens` counts the first token (from
+    prefill) and the stop token. `near_ties` counts the decisions that a difference of 1e-4 in a logit
+    could have turned. `seconds` is this row's share of the wall time of its batch.
+    """
+
+    drafter: str
+    drafter_hash: str
+    target_hash: str
+    prompt_id: str
+    prompt_hash: str
+    dataset: str
+    turn: int
+    sample: int
+    shape: str
+    engine: str
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    acceptance: str
+    block_size: int
+    convention: dict[str, Any]
+    dtype: str
+    max_new_tokens: int
+    stop_ids: list[int]
+    template_hash: str
+    prompt_tokens: int
+    output_tokens: int
+    stop: str
+    accept_lengths: list[int]
+    near_ties: int = 0
+    seconds: float = 0.0
+    output_ids: list[int] | None = None
+
+    KEY_FIELDS = (
+        "drafter_hash", "target_hash", "prompt_hash", "turn", "sample", "shape", "engine", "temperature",
+        "top_p", "top_k", "seed", "acceptance", "block_size", "convention", "dtype", "max_new_tokens", "stop_ids",
+    )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for a line of `rows.jsonl`; `output_ids` only where they were kept."""
+        record = {"schema": ROW_SCHEMA, **asdict(self)}
+        if record["output_ids"] is None:
+            del record["output_ids"]
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], where: str = "rows.jsonl") -> Row:
+        """Reads a line of `rows.jsonl`; raises ProtocolError if it cannot be one."""
+        check_schema(record, ROW_SCHEMA, where)
+        return _from_mapping(cls, record, where)
+
+    @property
+    def key(self) -> str:
+        """What makes two rows the same measurement: resume, merge and deduplicate by it."""
+        return row_key({name: getattr(self, name) for name in self.KEY_FIELDS})
+
+
+def row_key(values: Mapping[str, Any]) -> str:
+    """Returns the key of a row from (at least) its key fields."""
+    return canonical_json([values[name] for name in Row.KEY_FIELDS])
+
+
+_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def new_job_id(label: str, now: float | None = None) -> str:
+    """Returns a fresh job id: UTC time, label, six random hexadecimal digits; safe as a file name."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(time.time() if now is None else now))
+    middle = _LABEL.sub("-", label).strip("-.")[:40]
+    return "-".join(part for part in (stamp, middle, secrets.token_hex(3)) if part)
