@@ -115,7 +115,13 @@ def tree_hash(entries: Iterable[tuple[str, int, str]]) -> str:
 def canonical_path(path: str) -> str:
     """Returns a relative path from another machine, or raises ProtocolError if it could leave its folder."""
     parts = path.split("/")
-    if not path or path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in parts):
+    if (
+        not path
+        or path.startswith("/")
+        or "\\" in path
+        or "\0" in path
+        or any(p in ("", ".", "..") for p in parts)
+    ):
         raise ProtocolError(f"not a relative path inside a folder: {path!r}")
     return path
 
@@ -244,7 +250,9 @@ def check_schema(record: Mapping[str, Any], expected: str, where: str = "") -> N
     family, _, version = expected.rpartition("/")
     allowed = {expected, f"{family}/{int(version) - 1}"} if int(version) > 1 else {expected}
     if found not in allowed:
-        raise ProtocolError(f"{where or family}: schema {found!r}, this orch reads {', '.join(sorted(allowed))}")
+        raise ProtocolError(
+            f"{where or family}: schema {found!r}, this orch reads {', '.join(sorted(allowed))}"
+        )
 
 
 def _from_mapping(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:

@@ -83,7 +83,10 @@ DIALECTS: dict[str, tuple[Callable[[Iterable[Walk]], float], str]] = {
     "tau": (tau, "accepted and bonus tokens over rounds, pooled over all prompts (also Spec-Bench)"),
     "zlab": (tau_prompt_mean, "mean over responses of their mean, last round in full (DFlash, DDTree)"),
     "sglang": (_sglang, "per request: output tokens over truncated rounds; mean over requests"),
-    "sglang_decode": (_sglang_decode, "per request: output tokens less the first over truncated rounds; mean"),
+    "sglang_decode": (
+        _sglang_decode,
+        "per request: output tokens less the first over truncated rounds; mean",
+    ),
     "vllm": (tau, "1 + accepted drafts over rounds, pooled"),
     "eagle": (_eagle, "output tokens over truncated rounds, pooled (EAGLE)"),
     "no_bonus": (_no_bonus, "tau - 1: accepted drafts per round (SpecForge, speculators)"),

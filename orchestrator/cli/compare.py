@@ -1,0 +1,113 @@
+"""`orch compare`: acceptance lengths of drafters, side by side, with what is known about the differences."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, talk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.compare.load import Source
+    from orchestrator.compare.model import Comparison
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("compare")(compare)
+
+
+def compare(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs, labels, drafters or folders; none: the last eval.", show_default=False),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="The drafter to compare with, or none.", show_default=False)
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="Only this draft shape.", show_default=False)
+    ] = None,
+    dialect: Annotated[str, typer.Option("--dialect", help="Whose definition of the figure.")] = "tau",
+    by: Annotated[
+        str | None, typer.Option("--by", help="Also by dataset or by position.", show_default=False)
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="Overlook a difference in FIELD.", metavar="FIELD")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Show drafts at N anchors.", metavar="N")] = 0,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="No colour, no bars: text that diffs.")] = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Compares drafters: τ with intervals, differences with p."""
+    from dataclasses import replace
+
+    from orchestrator.compare.build import Wanted
+    from orchestrator.compare.build import compare as build
+    from orchestrator.compare.load import load
+    from orchestrator.compare.samples import pick_samples
+
+    form = _form(as_json, as_csv, markdown, plain)
+    _check_by(by)
+    sources, default_baseline = _sources(runs or [], baseline, inventory)
+    measurements = load(sources)
+    comparison = build(
+        measurements,
+        Wanted(baseline, default_baseline, tuple(shape or ()), dialect, tuple(allow or ())),
+    )
+    if samples:
+        comparison = replace(comparison, samples=pick_samples(measurements.runs, comparison, samples))
+        if not comparison.samples:
+            talk("no drafts in common: the runs kept no samples at the same anchors", quiet=quiet)
+    _show(comparison, form, by)
+    if not any(entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries):
+        talk(
+            "one drafter only, nothing to compare it with: `orch eval --ckpt REF` measures another", quiet=quiet
+        )
+
+
+def _form(as_json: bool, as_csv: bool, markdown: bool, plain: bool) -> str:
+    from orchestrator.errors import UsageError
+
+    forms = {"json": as_json, "csv": as_csv, "markdown": markdown, "plain": plain}
+    asked = [name for name, is_asked in forms.items() if is_asked]
+    if len(asked) > 1:
+        raise UsageError(f"--{asked[0]} and --{asked[1]} do not go together", "choose one form of output")
+    return asked[0] if asked else "terminal"
+
+
+def _check_by(by: str | None) -> None:
+    from orchestrator.errors import UsageError
+
+    if by not in (None, "dataset", "position"):
+        raise UsageError(f"--by {by}: no such dimension", "it can be dataset or position")
+
+
+def _show(comparison: Comparison, form: str, by: str | None) -> None:
+    from orchestrator.cli.common import stdout_console
+    from orchestrator.compare.report.documents import to_csv, to_document
+    from orchestrator.compare.report.markdown import to_markdown
+    from orchestrator.compare.report.tables import View, layout, to_plain, to_rich
+
+    dimensions = frozenset({by} if by else ())
+    if form == "json":
+        emit_json(to_document(comparison))
+    elif form == "csv":
+        sys.stdout.write(to_csv(comparison, by))
+    elif form == "markdown":
+        sys.stdout.write(to_markdown(comparison, dimensions))
+    elif form == "plain":
+        sys.stdout.write(to_plain(layout(comparison, View(dimensions, bars=False))))
+    else:
+        stdout_console().print(to_rich(layout(comparison, View(dimensions))), end="")

@@ -1,0 +1,107 @@
+"""The footnotes of a comparison: what a reader has to know before believing a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.compare.stats import MIN_CLUSTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orchestrator.compare.load import Measurements
+    from orchestrator.compare.model import Block, Entry
+
+__all__ = ["footnotes"]
+
+
+def footnotes(blocks: Sequence[Block], measurements: Measurements) -> tuple[str, ...]:
+    """Returns every footnote that applies, each once, the most important first."""
+    notes: dict[str, None] = {}
+    for source in (_few_prompts, _partial_pairs, _undecided, _leaks, _aliases):
+        notes.update(dict.fromkeys(source(blocks)))
+    notes.update(dict.fromkeys(_provenance(measurements)))
+    return tuple(notes)
+
+
+def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
+    small = [entry for block in blocks for entry in block.entries if entry.clusters < MIN_CLUSTERS]
+    if small:
+        counts = ", ".join(dict.fromkeys(f"{entry.name} has {entry.clusters}" for entry in small))
+        yield f"need ≥ {MIN_CLUSTERS} prompts for an interval and a verdict: {counts}"
+
+
+def _partial_pairs(blocks: Sequence[Block]) -> Iterable[str]:
+    for block in blocks:
+        sizes = {entry.name: entry.clusters for entry in block.entries}
+        for entry in block.entries:
+            for versus in (entry.versus_baseline, entry.versus_previous):
+                if versus and versus.clusters < max(entry.clusters, sizes[versus.against]):
+                    yield (
+                        f"{entry.name} and {versus.against}: compared on {versus.clusters} common prompts "
+                        f"({entry.name} has {entry.clusters}, {versus.against} {sizes[versus.against]})"
+                    )
+        lacking = [e.name for e in block.entries if not _was_compared(e, block)]
+        if lacking:
+            yield f"{block.shape}: no prompt in common, so not compared: {', '.join(lacking)}"
+
+
+def _was_compared(entry: Entry, block: Block) -> bool:
+    """Whether an entry met the baseline, if the block has one that is another drafter."""
+    has_baseline = any(other.is_baseline for other in block.entries)
+    return entry.is_baseline or not has_baseline or entry.versus_baseline is not None
+
+
+def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
+    for block in blocks:
+        more: dict[str, list[str]] = {}
+        for entry in block.entries:
+            versus = entry.versus_baseline or entry.versus_previous
+            if versus is None or versus.verdict != "~" or versus.needed is None:
+                continue
+            missing = versus.needed - versus.clusters
+            if missing > 0:
+                advice = f"about {_round_up(missing)} more prompts would show a 2 % difference"
+            else:
+                advice = f"a 2 % difference would show with these {versus.clusters} prompts"
+            more.setdefault(advice, []).append(f"{entry.name} against {versus.against}")
+        for advice, who in more.items():
+            yield f"~ {block.shape}: {advice} ({', '.join(who)})"
+
+
+def _round_up(count: int) -> int:
+    """Two significant digits: the number is a forecast."""
+    step = int(10 ** max(0, len(str(count)) - 2))
+    return -(-count // step) * step
+
+
+def _leaks(blocks: Sequence[Block]) -> Iterable[str]:
+    for block in blocks:
+        for entry in block.entries:
+            if entry.convention.get("context") == "through_anchor":
+                yield (
+                    f"{entry.name} sees its anchor's own feature (context=through_anchor): "
+                    "a leak that live decoding cannot have, good for diagnosis only"
+                )
+
+
+def _aliases(blocks: Sequence[Block]) -> Iterable[str]:
+    for block in blocks:
+        for entry in block.entries:
+            if entry.aliases:
+                others = ", ".join(entry.aliases)
+                yield f"{others}: the same drafter as {entry.name} (hash {entry.drafter_hash[:12]})"
+
+
+def _provenance(measurements: Measurements) -> Iterable[str]:
+    used = {run for series in measurements.series for run in series.runs}
+    payloads = {run.job.payload_hash[:12] for run in measurements.runs if run.name in used}
+    if len(payloads) > 1:
+        yield f"the runs come from {len(payloads)} payloads: {', '.join(sorted(payloads))}"
+    if measurements.repeats:
+        agree = (
+            f", {measurements.conflicts} of them with other acceptance lengths"
+            if measurements.conflicts
+            else ""
+        )
+        yield f"{measurements.repeats} measurements are in several runs{agree}; the first of each was counted"

@@ -1,0 +1,112 @@
+"""How figures look: the same words in every table.
+
+Every text from a run (labels, dataset names, hosts) becomes a cell through `cell`, which lets no control
+character through.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
+
+from orchestrator.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.compare.model import Versus
+    from orchestrator.compare.stats import Estimate
+
+__all__ = ["STYLES", "Cell", "align", "cell", "change", "figure", "p_value", "shorten", "sparkline", "versus"]
+
+STYLES = {"better": "green", "worse": "red", "~": "dim"}
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKS = 16
+
+
+class Cell(NamedTuple):
+    """A piece of a line and its style (a rich style, empty for none)."""
+
+    text: str
+    style: str = ""
+
+
+def cell(text: str, style: str = "") -> Cell:
+    """Makes a cell of any text: what could act on a terminal is shown, not obeyed."""
+    return Cell(printable(text), style)
+
+
+def figure(estimate: Estimate) -> str:
+    """`4.51 [4.31, 4.72]`."""
+    if not math.isfinite(estimate.value):
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def change(estimate: Estimate) -> str:
+    """`+12.3 %`."""
+    return f"{100 * estimate.value:+.1f} %" if math.isfinite(estimate.value) else "-"
+
+
+def _span(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+
+
+def p_value(chance: float) -> str:
+    """`p=0.012`, `p<0.001`."""
+    return "p<0.001" if chance < 0.0005 else f"p={chance:.3f}"
+
+
+def versus(result: Versus | None, *, full: bool = True) -> str:
+    """`+12.3 % [+10.1, +14.9] p<0.001`, or `~ [-1.0, +2.5] p=0.230`; short: without interval."""
+    if result is None:
+        return ""
+    head = "~" if result.verdict == "~" else change(result.change)
+    parts = [head, _span(result.change) if full else "", p_value(result.p_adjusted)]
+    return " ".join(part for part in parts if part)
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """One bar a position, at most 16 of them, spread over all."""
+    count = min(len(shares), _SPARKS)
+    picked = [shares[round(i * (len(shares) - 1) / max(count - 1, 1))] for i in range(count)]
+    return "".join(_BARS[min(7, int(share * 8))] if math.isfinite(share) else " " for share in picked)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cuts the middle out of a long name: its beginning and its end tell it apart."""
+    if cell_len(text) <= width:
+        return text
+    head = (width - 1) // 3
+    tail = width - 1 - head
+    return text[:head] + "…" + text[-tail:]
+
+
+def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:
+    """Pads the cells of all rows to common widths, two spaces between columns, nothing at the line's end."""
+    columns = max((len(row) for row in rows), default=0)
+    widths = [max((cell_len(row[c].text) for row in rows if c < len(row)), default=0) for c in range(columns)]
+    used = [c for c in range(columns) if widths[c]]
+    lines = []
+    for row in rows:
+        line: list[Cell] = []
+        for place, column in enumerate(used):
+            item = row[column] if column < len(row) else Cell("")
+            space = " " * (widths[column] - cell_len(item.text))
+            gap = "  " if place else ""
+            before, after = (gap + space, "") if column in right else (gap, space)
+            line += [Cell(before), item, Cell(after)]
+        lines.append(_strip(line))
+    return lines
+
+
+def _strip(line: list[Cell]) -> list[Cell]:
+    while line and not line[-1].text.strip():
+        line.pop()
+    return line

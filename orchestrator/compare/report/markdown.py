@@ -1,0 +1,83 @@
+"""A comparison as GitHub-flavoured Markdown, to be pasted into a pull request."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from orchestrator.compare.report.cells import figure, sparkline, versus
+from orchestrator.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from orchestrator.compare.model import Block, Comparison
+
+__all__ = ["to_markdown"]
+
+_SPECIAL = re.compile(r"[\\`*|\[\]]")
+
+
+def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str:
+    """Returns the tables and footnotes; text from runs is escaped, also against HTML."""
+    parts = [
+        f"**NOT STRICTLY COMPARABLE** (allowed): {_text(difference)}\n" for difference in comparison.allowed
+    ]
+    for block in comparison.blocks:
+        parts.append(f"**{_text(block.title)}**\n")
+        parts.append(_table(_headline(block, comparison)))
+        if "dataset" in by or any(len(entry.datasets) > 1 for entry in block.entries):
+            parts.append(_table(_datasets(block)))
+        if "position" in by:
+            parts.append(_table(_positions(block)))
+    notes = [
+        "95 % intervals: bootstrap over prompts; p: swaps within prompts, Holm-adjusted per table; ~: p ≥ .05"
+    ]
+    notes += [*comparison.footnotes, *(f"warning: {warning}" for warning in comparison.warnings)]
+    parts.append("".join(f"- {_text(note)}\n" for note in notes))
+    return "\n".join(parts)
+
+
+def _headline(block: Block, comparison: Comparison) -> Iterable[Sequence[str]]:
+    unit = "τ" if comparison.dialect == "tau" else comparison.dialect
+    against = f"vs {comparison.baseline}" if comparison.baseline else "vs baseline"
+    yield ["drafter", f"{unit} [95 % CI]", against, "vs previous", "prompts", "acceptance by position"]
+    for entry in block.entries:
+        yield [
+            entry.name,
+            figure(entry.figure),
+            "baseline" if entry.is_baseline else versus(entry.versus_baseline),
+            versus(entry.versus_previous),
+            str(entry.clusters),
+            sparkline(entry.survival),
+        ]
+
+
+def _datasets(block: Block) -> Iterable[Sequence[str]]:
+    yield ["dataset", *(entry.name for entry in block.entries)]
+    for name in dict.fromkeys(part.name for entry in block.entries for part in entry.datasets):
+        yield [
+            name or "(none)",
+            *(
+                next((figure(p.figure) for p in entry.datasets if p.name == name), "")
+                for entry in block.entries
+            ),
+        ]
+
+
+def _positions(block: Block) -> Iterable[Sequence[str]]:
+    yield ["accepted at least", *(entry.name for entry in block.entries)]
+    for position in range(max(len(entry.survival) for entry in block.entries)):
+        shares = [entry.survival[position : position + 1] for entry in block.entries]
+        yield [str(position + 1), *(f"{100 * share[0]:.1f} %" if share else "" for share in shares)]
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(_text(item) for item in row) + " |" for row in rows]
+    columns = lines[0].count(" | ") + 1
+    return "\n".join([lines[0], "|" + " --- |" * columns, *lines[1:]]) + "\n"
+
+
+def _text(text: str) -> str:
+    safe = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(lambda match: "\\" + match.group(), safe)

@@ -1,0 +1,208 @@
+"""A comparison as lines of text, at most 100 columns wide: for a terminal in colour, or plain.
+
+Both are the same lines. Plain ones have no colour and no bars, so that two of them can be diffed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from orchestrator.compare.report.cells import STYLES, Cell, align, cell, figure, shorten, sparkline, versus
+
+if TYPE_CHECKING:
+    from orchestrator.compare.model import Block, Comparison, Entry, Sample, SampleDraft, Versus
+
+__all__ = ["View", "layout", "to_plain", "to_rich"]
+
+WIDTH = 100
+_NAME_WIDTHS = (40, 24, 18)
+_POSITIONS_A_TABLE = 15
+
+Line = Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a table shows. `by` may hold "dataset" and "position"; bars are the sparklines."""
+
+    by: frozenset[str] = frozenset()
+    bars: bool = True
+
+
+def to_plain(lines: Iterable[Line]) -> str:
+    """Returns the lines as text, without styles."""
+    return "".join("".join(piece.text for piece in line).rstrip() + "\n" for line in lines)
+
+
+def to_rich(lines: Iterable[Line]) -> Text:
+    """Returns the lines as one rich text; nothing in them is read as markup."""
+    text = Text()
+    for line in lines:
+        for piece in line:
+            text.append(piece.text, style=piece.style or None)
+        text.append("\n")
+    return text
+
+
+def layout(comparison: Comparison, view: View) -> list[Line]:
+    """Returns the lines of the tables, samples and footnotes."""
+    lines: list[Line] = [*_heading(comparison)]
+    several = any(len(entry.datasets) > 1 for block in comparison.blocks for entry in block.entries)
+    for number, block in enumerate(comparison.blocks):
+        lines += [[], [cell(block.title, "bold")], *_block_table(block, comparison, view)]
+        if "dataset" in view.by or (several and number == 0):
+            lines += [[], *_datasets(block)]
+        if "position" in view.by:
+            lines += [[], *_positions(block)]
+    for sample in comparison.samples:
+        lines += [[], *_sample(sample)]
+    lines += [[], *_footnotes(comparison)]
+    return lines
+
+
+def _heading(comparison: Comparison) -> Iterable[Line]:
+    facts = [f"target {comparison.target}"] if comparison.target else []
+    facts += [f"suite {comparison.suite}"] if comparison.suite else []
+    if comparison.dialect != "tau":
+        facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
+    if facts:
+        yield [cell(shorten(" · ".join(facts), WIDTH))]
+    for difference in comparison.allowed:
+        yield from _wrapped(f"NOT STRICTLY COMPARABLE (allowed): {difference}", "", "bold yellow")
+
+
+def _block_table(block: Block, comparison: Comparison, view: View) -> list[Line]:
+    """The widest form that fits: first names are shortened, then the step's interval is left out."""
+    rows: list[list[Cell]] = []
+    for full in (True, False):
+        for name_width in _NAME_WIDTHS:
+            rows = align(_rows(block, comparison, view, name_width, full))
+            if max(_width(row) for row in rows) <= WIDTH:
+                return list(rows)
+    return list(rows)
+
+
+def _rows(block: Block, comparison: Comparison, view: View, name_width: int, full: bool) -> list[list[Cell]]:
+    unit = "τ" if comparison.dialect == "tau" else comparison.dialect
+    against = f"vs {shorten(comparison.baseline, 20)}" if comparison.baseline else ""
+    has_previous = any(entry.versus_previous for entry in block.entries)
+    header = ["  drafter", f"{unit} [95 % CI]", against, "vs previous" if has_previous else ""]
+    rows = [[cell(text, "dim") for text in (*header, "accepted ≥ 1, 2, …" if view.bars else "prompts")]]
+    for entry in block.entries:
+        mark = "* " if entry.is_baseline else "  "
+        beside = Cell("baseline", "dim") if entry.is_baseline else _versus_cell(entry.versus_baseline, True)
+        rows.append(
+            [
+                cell(mark + shorten(entry.name, name_width), "bold" if entry.is_baseline else ""),
+                cell(figure(entry.figure)),
+                beside if comparison.baseline else Cell(""),
+                _versus_cell(entry.versus_previous, full),
+                cell(sparkline(entry.survival)) if view.bars else cell(str(entry.clusters)),
+            ]
+        )
+    return rows
+
+
+def _versus_cell(result: Versus | None, full: bool) -> Cell:
+    return cell(versus(result, full=full), STYLES[result.verdict] if result else "")
+
+
+def _datasets(block: Block) -> list[Line]:
+    """One line a dataset, one column a drafter, as many as fit; further drafters below."""
+    names = list(dict.fromkeys(part.name for entry in block.entries for part in entry.datasets))
+    lines: list[Line] = []
+    for entries in _fitting(block.entries, 19, 24):
+        rows = [[cell(f"  {block.shape} by dataset", "dim"), *_headers(entries, 18)]]
+        for name in names:
+            found = [next((p.figure for p in entry.datasets if p.name == name), None) for entry in entries]
+            texts = [figure(estimate) if estimate else "" for estimate in found]
+            rows.append([cell("  " + (shorten(name, 22) or "(none)")), *map(cell, texts)])
+        rows.append(
+            [cell("  mean of datasets (τ)"), *(cell(f"{entry.dataset_mean:.2f}") for entry in entries)]
+        )
+        lines += [*([[]] if lines else []), *align(rows)]
+    return lines
+
+
+def _positions(block: Block) -> list[Line]:
+    """The share of rounds that accepted at least i drafts, one line a position."""
+    lines: list[Line] = []
+    for entries in _fitting(block.entries, 12, 28):
+        rows = [[cell(f"  {block.shape}: accepted at least", "dim"), *_headers(entries, 12)]]
+        for position in range(max(len(entry.survival) for entry in entries)):
+            shares = [
+                entry.survival[position] if position < len(entry.survival) else None for entry in entries
+            ]
+            texts = ["" if share is None else f"{100 * share:.1f} %" for share in shares]
+            rows.append([cell(f"  {position + 1}"), *map(cell, texts)])
+        lines += [*([[]] if lines else []), *align(rows, frozenset(range(1, len(entries) + 1)))]
+    return lines
+
+
+def _headers(entries: Sequence[Entry], width: int) -> list[Cell]:
+    return [
+        cell(shorten(("* " if entry.is_baseline else "") + entry.name, width), "dim") for entry in entries
+    ]
+
+
+def _fitting(entries: Sequence[Entry], width: int, first: int) -> Iterable[Sequence[Entry]]:
+    step = max(1, (WIDTH - first) // (width + 2))
+    for start in range(0, len(entries), step):
+        yield entries[start : start + step]
+
+
+def _sample(sample: Sample) -> Iterable[Line]:
+    turn = f" turn {sample.turn}" if sample.turn else ""
+    where = f"{sample.prompt_id}{turn} · {sample.dataset} · token {sample.anchor}"
+    yield [cell(shorten(where, WIDTH), "bold")]
+    rows: list[list[Cell]] = [
+        [cell("  context", "dim"), cell("…" + sample.context[-64:], "dim")],
+        [cell("  target", "dim"), cell(sample.truth[:64])],
+    ]
+    yield from align(rows)
+    names = [
+        [cell("  " + shorten(draft.name, 24)), cell(f"{draft.accepted} accepted")] for draft in sample.drafts
+    ]
+    for name, draft in zip(align(names), sample.drafts, strict=True):
+        yield [*name, Cell("  "), *_draft(draft)]
+
+
+def _draft(draft: SampleDraft) -> Iterable[Cell]:
+    if draft.accepted_text is None or draft.rest_text is None:
+        yield cell(" ".join(map(str, draft.ids[: draft.accepted])), "bold green")
+        yield Cell("│", "dim")
+        yield cell(" ".join(map(str, draft.ids[draft.accepted :])))
+    else:
+        yield cell(draft.accepted_text[:40], "bold green")
+        yield Cell("│", "dim")
+        yield cell(draft.rest_text[:40])
+    if draft.repeats:
+        yield Cell(f"  ⚠ repeats ×{draft.repeats + 1}", "yellow")
+
+
+def _footnotes(comparison: Comparison) -> Iterable[Line]:
+    yield from _wrapped(
+        "95 % intervals: bootstrap over prompts. p: swaps within prompts, Holm-adjusted per table. "
+        "~: undecided (p ≥ 0.05).",
+        "",
+        "dim",
+    )
+    for note in comparison.footnotes:
+        yield from _wrapped(note, "- ", "")
+    for warning in comparison.warnings:
+        yield from _wrapped(f"warning: {warning}", "- ", "yellow")
+
+
+def _wrapped(text: str, lead: str, style: str) -> Iterable[Line]:
+    for line in textwrap.wrap(cell(text).text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)):
+        yield [Cell(line, style)]
+
+
+def _width(line: Line) -> int:
+    return sum(cell_len(piece.text) for piece in line)

@@ -1,0 +1,115 @@
+"""What went wrong on the way to a host, in words: the one table from exceptions to LinkErrors."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import LinkError, OrchError
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.endpoint import Endpoint
+
+__all__ = ["explain_fault", "is_transient"]
+
+
+def explain_fault(endpoint: Endpoint, error: Exception, stage: str = "") -> OrchError:
+    """Returns the LinkError for an exception on the way to an endpoint; an OrchError passes unchanged."""
+    if isinstance(error, OrchError):
+        return error
+    stage, what, hint, transient = _classify(endpoint, error, stage)
+    return LinkError(
+        f"{endpoint.name} ({endpoint.where}): {what}",
+        hint,
+        host=endpoint.name,
+        address=endpoint.where,
+        stage=stage,
+        transient=transient,
+    )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Says whether a quick second try may not meet the fault again: refused or cut before it stood."""
+    return isinstance(error, LinkError) and bool(error.details.get("transient"))
+
+
+def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, str, str, bool]:
+    """Returns stage, what happened, what to do, and whether a quick second try makes sense."""
+    from paramiko.ssh_exception import AuthenticationException, ChannelException, IncompatiblePeer
+
+    if isinstance(error, socket.gaierror):
+        return (
+            "dns",
+            f"the name {endpoint.address!r} cannot be resolved: {error.strerror}",
+            _ADDRESS_HINT,
+            False,
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return "connect", "connection refused: nothing listens there", _REFUSED_HINT, True
+    if isinstance(error, ChannelException):
+        return (
+            stage or "channel",
+            f"{stage or 'opening a channel'} failed: {error.text}",
+            _REFUSED_HINT,
+            False,
+        )
+    if isinstance(error, AuthenticationException):
+        return _classify_login(endpoint, error)
+    if isinstance(error, IncompatiblePeer):
+        return "key exchange", f"no common algorithm: {error}", "update the host's SSH server", False
+    if isinstance(error, TimeoutError):
+        return _timed_out(endpoint, stage or "connect")
+    if isinstance(error, (ConnectionResetError, EOFError)):
+        return stage or "key exchange", "the connection was cut before the session stood", _CUT_HINT, True
+    return _classify_text(endpoint, error, stage)
+
+
+def _classify_text(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, str, str, bool]:
+    """Tells apart what paramiko puts into plain SSHExceptions, by its own words."""
+    text = str(error) or type(error).__name__
+    cause = error.__cause__ or error.__context__
+    if "protocol banner" in text or "Invalid SSH banner" in text:
+        if isinstance(cause, TimeoutError):
+            return _timed_out(endpoint, "banner")
+        cut = isinstance(cause, (EOFError, ConnectionError))
+        return "banner", "no SSH server answered there (its greeting did not come)", _CUT_HINT, cut
+    if "No authentication methods" in text:
+        return _classify_login(endpoint, error)
+    if "imeout" in text or "timed out" in text.lower():
+        return _timed_out(endpoint, stage or "key exchange")
+    if isinstance(error, OSError):
+        return stage or "connect", f"cannot be reached: {error.strerror or text}", _ADDRESS_HINT, False
+    return stage or "session", f"the session could not be opened: {text}", _CUT_HINT, False
+
+
+def _timed_out(endpoint: Endpoint, stage: str) -> tuple[str, str, str, bool]:
+    what = f"no answer within {endpoint.connect_timeout:g} s (stage: {stage})"
+    return stage, what, f"{_ADDRESS_HINT}; `connect_timeout:` in the inventory allows it more time", False
+
+
+def _classify_login(endpoint: Endpoint, error: Exception) -> tuple[str, str, str, bool]:
+    from paramiko.ssh_exception import PasswordRequiredException
+
+    user = endpoint.user or "the current user"
+    files = ", ".join(map(str, endpoint.identity_files))
+    if isinstance(error, PasswordRequiredException):
+        what = f"the key {files or '(a default key)'} has a passphrase"
+        return "login", what, "add it to the agent: `ssh-add`", False
+    tried = (
+        files
+        if endpoint.only_identity
+        else ", ".join(filter(None, (files, "the agent's and the default keys")))
+    )
+    return (
+        "login",
+        f"the host did not accept {user} with {tried} ({error})",
+        f"add the public key to {user}'s ~/.ssh/authorized_keys there, or correct `user:` or `identity_file:`",
+        False,
+    )
+
+
+_ADDRESS_HINT = (
+    "check `address:` and `port:` in the inventory, and that the host is up and reachable from here"
+)
+_REFUSED_HINT = "check `port:` in the inventory and that the host's SSH server runs"
+_CUT_HINT = "check that an SSH server listens at this address and port, and its log for the reason"

@@ -1,0 +1,278 @@
+"""Content-addressed folders on a host: receive, verify, stamp, rename into place, tidy up.
+
+What always holds: a folder under its final name is complete and was verified file by file; a folder that is
+being filled is called `.tmp-<what>-<boot>-<pid>-<random>` and is removed on any failure, or by the next
+caller once its process is gone; a file's stamp (size, mtime, ctime) stands for its hash only while it has
+not changed since the hash was taken.
+"""
+
+import contextlib
+import time
+
+STALE_SECONDS = 3600
+PIECE = 1 << 20
+
+
+def canonical(value):
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def tree_hash(files):
+    """The identity of a set of files, as `protocol.tree_hash` computes it."""
+    import hashlib
+
+    entries = sorted([path, entry["size"], entry["sha256"]] for path, entry in files.items())
+    return hashlib.sha256(canonical(entries).encode()).hexdigest()
+
+
+def safe_path(path):
+    """True for a relative path that cannot leave its folder."""
+    parts = path.split("/")
+    return not ("\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts))
+
+
+def file_hash(path):
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for piece in iter(lambda: stream.read(PIECE), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def stamp(path):
+    status = os.lstat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def listing(folder, own=("MANIFEST.json", "CHECKED.json")):
+    """Every file below a folder, by relative path; what is no plain file or folder is listed as such too."""
+    found = []
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(os.path.join(folder, prefix)) as entries:
+            for entry in entries:
+                path = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name != "__pycache__":
+                        pending.append(path + "/")
+                elif path not in own:
+                    found.append(path)
+    return found
+
+
+def read_record(path):
+    """A JSON object from a file of ours, or None if it is not there or broken."""
+    try:
+        with open(path, "rb") as stream:
+            record = json.loads(stream.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def write_record(path, record):
+    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write((json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def damage(folder, thorough=False):
+    """What differs between a folder and its manifest: sentences, none if it is as it was verified.
+
+    Stamps decide where they match; where they do not, and always when `thorough`, the content does.
+    """
+    manifest = read_record(os.path.join(folder, "MANIFEST.json"))
+    if manifest is None or not isinstance(manifest.get("files"), dict):
+        return ["MANIFEST.json is missing or broken"]
+    files = manifest["files"]
+    stamps = (read_record(os.path.join(folder, "CHECKED.json")) or {}).get("stamps") or {}
+    found = listing(folder)
+    wrong = [f"{path} does not belong there" for path in sorted(set(found) - set(files))]
+    wrong += [f"{path} is missing" for path in sorted(set(files) - set(found))]
+    for path in sorted(set(found) & set(files)):
+        full = os.path.join(folder, path)
+        now = stamp(full)
+        if now[0] != files[path]["size"] or os.path.islink(full):
+            wrong.append(f"{path} has another size")
+        elif (thorough or now != stamps.get(path)) and file_hash(full) != files[path]["sha256"]:
+            wrong.append(f"{path} has other content")
+    if not wrong and (thorough or not stamps) and tree_hash(files) != os.path.basename(folder):
+        wrong.append("MANIFEST.json is of another tree")
+    return wrong
+
+
+def here():
+    """Where a process id means something: eight digits for this boot and this PID namespace."""
+    import zlib
+
+    marks = [os.uname().nodename]
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as stream:
+        marks = [stream.read(), os.readlink("/proc/self/ns/pid")]
+    return f"{zlib.crc32(''.join(marks).encode()):08x}"
+
+
+def temporary_name(what):
+    return f".tmp-{what[:16]}-{here()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+@contextlib.contextmanager
+def staging(parent, what):
+    """A new folder to fill; it is gone when the block ends, unless the block has renamed it."""
+    os.makedirs(parent, exist_ok=True)
+    sweep(parent)
+    folder = os.path.join(parent, temporary_name(what))
+    os.mkdir(folder)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def sweep(parent):
+    """Removes what dead callers have left: their process is gone, or nothing has moved there for an hour."""
+    for name in os.listdir(parent):
+        if not name.startswith(".tmp-"):
+            continue
+        parts = name.split("-")
+        with contextlib.suppress(OSError):
+            dead = len(parts) >= 4 and parts[-3] == here() and not alive(parts[-2])
+            if dead or idle(os.path.join(parent, name)):
+                remove(os.path.join(parent, name))
+
+
+def alive(pid):
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def idle(folder):
+    newest = max(
+        [os.lstat(folder).st_mtime] + [os.lstat(os.path.join(folder, p)).st_mtime for p in listing(folder)]
+    )
+    return time.time() - newest > STALE_SECONDS
+
+
+def remove(path):
+    """Removes a file or a whole folder, if it is there."""
+    import shutil
+
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def sync(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_verified(folder, path, source, entry, kind):
+    """Writes one file of a manifest, hashing what passes; anything but the promised bytes is a HostError."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    full = os.path.join(folder, path)
+    os.makedirs(os.path.dirname(full), exist_ok=True)
+    left = entry["size"]
+    try:
+        with open(full, "xb") as stream:
+            while left:
+                piece = source.read(min(PIECE, left))
+                if not piece:
+                    break
+                stream.write(piece)
+                digest.update(piece)
+                left -= len(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        error.filename = error.filename or full
+        raise
+    if left or digest.hexdigest() != entry["sha256"]:
+        raise HostError(kind, f"{path} did not arrive as it was sent (size or SHA-256 differs)", path)
+    os.chmod(full, 0o555 if entry.get("mode", 0) & 0o100 else 0o444)
+
+
+def receive(folder, files, kind):
+    """Fills a folder from the tar stream on stdin: exactly the files of the manifest, each verified."""
+    import tarfile
+    import zlib
+
+    unsafe = [path for path in files if not safe_path(path)]
+    if unsafe:
+        raise HostError(kind, f"the manifest names a path outside its folder: {unsafe[0]!r}", unsafe[0])
+    missing = set(files)
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*", bufsize=PIECE) as archive:
+            for member in archive:
+                if (
+                    member.name not in missing
+                    or not member.isreg()
+                    or member.size != files[member.name]["size"]
+                ):
+                    raise HostError(
+                        kind, f"the archive holds {member.name!r}, which its manifest does not", member.name
+                    )
+                missing.remove(member.name)
+                write_verified(folder, member.name, archive.extractfile(member), files[member.name], kind)
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        raise HostError("cut", f"the stream ended early or is damaged: {error}") from error
+    if missing:
+        raise HostError("cut", f"the stream ended before {min(missing)}", min(missing))
+
+
+def seal(folder, manifest):
+    """Writes the manifest and the stamps of a folder that was filled and verified."""
+    write_record(os.path.join(folder, "MANIFEST.json"), manifest)
+    stamps = {path: stamp(os.path.join(folder, path)) for path in manifest["files"]}
+    record = read_record(os.path.join(folder, "CHECKED.json")) or {}
+    write_record(os.path.join(folder, "CHECKED.json"), dict(record, stamps=stamps))
+    for base, _, _ in os.walk(folder):
+        sync(base)
+
+
+def publish(staged, final):
+    """Renames a sealed folder to its final name; one that is damaged there is replaced.
+
+    Returns "installed", "repaired", or "present" when somebody else was quicker (ours is discarded).
+    """
+    parent = os.path.dirname(final)
+    try:
+        os.rename(staged, final)
+        outcome = "installed"
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        if os.path.isdir(final) and not damage(final, thorough=True):
+            return "present"
+        aside = os.path.join(parent, temporary_name("damaged"))
+        os.rename(final, aside)
+        try:
+            os.rename(staged, final)
+        except BaseException:
+            os.rename(aside, final)
+            raise
+        remove(aside)
+        outcome = "repaired"
+    sync(parent)
+    return outcome

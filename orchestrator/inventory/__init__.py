@@ -1,0 +1,33 @@
+"""inventory.yaml as typed, validated values: hosts, targets, checkpoints, suites, and the defaults.
+
+What always holds: an Inventory that exists is consistent, every name that an entry refers to is defined.
+A wrong file is one ConfigError that lists all of its problems with their lines.
+"""
+
+from __future__ import annotations
+
+from orchestrator.inventory.load import find_inventory, load_inventory
+from orchestrator.inventory.models import (
+    CheckpointEntry,
+    Defaults,
+    HostEntry,
+    Role,
+    Seeds,
+    SuiteEntry,
+    TargetEntry,
+)
+from orchestrator.inventory.whole import Inventory, nearest
+
+__all__ = [
+    "CheckpointEntry",
+    "Defaults",
+    "HostEntry",
+    "Inventory",
+    "Role",
+    "Seeds",
+    "SuiteEntry",
+    "TargetEntry",
+    "find_inventory",
+    "load_inventory",
+    "nearest",
+]

@@ -1,0 +1,45 @@
+"""`python -m remote_payload COMMAND`: the payload by itself, and what the control side runs on a host.
+
+Only the chosen command's modules are imported: `supervise` needs the standard library alone and starts at
+once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_COMMANDS = {
+    "eval": "evaluate drafters on this machine",
+    "selfcheck": "prove that this payload computes what it should, here",
+    "worker": "run a job's folder (started by the supervisor)",
+    "supervise": "launch, observe, cancel and resume jobs",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Dispatches to a command; returns the exit code."""
+    command = argv[0] if argv else ""
+    if command == "eval":
+        from remote_payload.cli import eval_main
+
+        return eval_main(argv[1:])
+    if command == "worker":
+        from remote_payload.cli import worker_main
+
+        return worker_main(argv[1:])
+    if command == "selfcheck":
+        from remote_payload.selfcheck import main as selfcheck_main
+
+        return selfcheck_main(argv[1:])
+    if command == "supervise":
+        from remote_payload.supervise import main as supervise_main
+
+        return supervise_main(argv[1:])
+    known = "\n".join(f"  {name:10} {what}" for name, what in _COMMANDS.items())
+    out = sys.stdout if command in {"-h", "--help"} else sys.stderr
+    out.write(f"usage: python -m remote_payload COMMAND ...\n\n{known}\n")
+    return 0 if command in {"-h", "--help"} else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

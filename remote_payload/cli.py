@@ -1,0 +1,218 @@
+"""The payload's own command line: `eval` for people on the box, `worker` for the supervisor.
+
+`eval` builds the same job record that `orch eval` would and runs it in the output folder, so that both write
+the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from remote_payload.errors import InputError, PromptError
+from remote_payload.protocol import (
+    DrafterSpec,
+    Job,
+    ProtocolError,
+    TargetSpec,
+    build_manifest,
+    file_sha256,
+    new_job_id,
+    read_json,
+    write_json,
+)
+
+__all__ = ["eval_main", "worker_main"]
+
+
+def worker_main(argv: Sequence[str]) -> int:
+    """Runs the job in a folder. Exit code 0 done, 10 refused inputs, 5 a job of another protocol version."""
+    parser = argparse.ArgumentParser(prog="python -m remote_payload worker")
+    parser.add_argument("--job", type=Path, required=True, metavar="DIR", help="the job's folder")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="default: ../../cache of the job's folder")
+    args = parser.parse_args(argv)
+    folder = args.job.resolve()
+    try:
+        job = Job.from_json(read_json(folder / "job.json"), str(folder / "job.json"))
+    except ProtocolError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 5
+    return _run(job, folder, args.cache or folder.parent.parent / "cache")
+
+
+def eval_main(argv: Sequence[str]) -> int:
+    """Evaluates drafters and writes the job's files into --out."""
+    args = _parser().parse_args(argv)
+    try:
+        job = _job(args)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    folder = args.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _copied_prompts(args.prompts, folder):
+        write_json(folder / "job.json", job.to_json())
+        code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch")
+    write_json(folder / "MANIFEST.json", build_manifest(folder))
+    if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
+        sys.stdout.write(_table(read_json(folder / "summary.json")))
+    return code
+
+
+def _run(job: Job, folder: Path, cache: Path) -> int:
+    from remote_payload.evaluate import run_job
+
+    try:
+        return run_job(job, folder, cache)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+@contextlib.contextmanager
+def _copied_prompts(source: Path, folder: Path) -> Any:
+    """Puts the prompt file into the folder, as it is in a job; a missing one is reported by the reader."""
+    goal = folder / "prompts.jsonl"
+    if source.is_file() and not (goal.exists() and goal.samefile(source)):
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as temporary:
+            temporary.write(source.read_bytes())
+        shutil.move(temporary.name, goal)
+    yield
+
+
+def _job(args: argparse.Namespace) -> Job:
+    from remote_payload.drafters.checkpoint import drafter_hash
+    from remote_payload.drafters.convention import Convention
+
+    if not args.prompts.is_file():
+        raise PromptError(f"{args.prompts}: not there")
+    convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
+    drafters = []
+    for given in args.drafter:
+        label, equals, path = given.partition("=")
+        folder = Path(path if equals else given).expanduser()
+        identity = drafter_hash(folder)
+        drafters.append(
+            DrafterSpec(
+                label if equals else folder.resolve().name, str(folder), identity, "dflash", convention
+            )
+        )
+    labels = [drafter.label for drafter in drafters]
+    if len(set(labels)) != len(labels):
+        raise InputError(f"drafter labels are not distinct: {', '.join(labels)}; use --drafter LABEL=DIR")
+    return Job(
+        job_id=new_job_id("local"),
+        payload_hash="",
+        kind="eval",
+        target=TargetSpec(
+            args.target.resolve().name,
+            str(args.target.expanduser()),
+            args.dtype,
+            args.attn,
+            args.trust_remote_code,
+        ),
+        drafters=drafters,
+        prompts="prompts.jsonl",
+        prompts_hash=file_sha256(args.prompts),
+        enable_thinking=args.enable_thinking,
+        max_new_tokens=args.max_new_tokens,
+        stop_ids=[] if args.no_stop else args.stop_token_id,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        seed=args.seed,
+        samples_per_prompt=args.samples_per_prompt,
+        shapes=args.shape or ["chain"],
+        engine=args.engine,
+        block_size=args.block_size,
+        acceptance=args.acceptance,
+        features=args.features,
+        tail=args.tail,
+        samples=args.samples,
+        save_outputs=args.save_outputs,
+        device=args.device,
+        threads=args.threads,
+        batch_tokens=args.batch_tokens,
+        created=time.time(),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m remote_payload eval", description="Evaluate drafters here."
+    )
+    add = parser.add_argument
+    add("--target", type=Path, required=True, metavar="DIR", help="the target's folder")
+    add(
+        "--drafter",
+        action="append",
+        required=True,
+        metavar="[LABEL=]DIR",
+        help="a drafter's folder; may be repeated",
+    )
+    add("--prompts", type=Path, required=True, metavar="FILE", help="prompts, one JSON object a line")
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the results go; an earlier run there is resumed",
+    )
+    add("--cache", type=Path, metavar="DIR", help="continuations and hashes (default: ~/.cache/orch)")
+    add("--engine", default="replay", choices=["replay", "live", "both"])
+    add(
+        "--shape",
+        action="append",
+        metavar="SHAPE",
+        help="chain, ddtree:N or topk:K; may be repeated (default: chain)",
+    )
+    add("--max-new-tokens", type=int, default=2048, metavar="N")
+    stops = parser.add_mutually_exclusive_group()
+    stops.add_argument(
+        "--stop-token-id", type=int, action="append", metavar="ID", help="default: the target's own"
+    )
+    stops.add_argument("--no-stop", action="store_true", help="go on to the limit")
+    add("--temperature", type=float, default=0.0)
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--seed", type=int, default=0)
+    add("--samples-per-prompt", type=int, default=1)
+    add("--acceptance", default="exact", choices=["exact", "rejection"])
+    add("--block-size", type=int, metavar="B", help="instead of the checkpoint's own")
+    add(
+        "--convention", action="append", default=[], metavar="KEY=VALUE", help="how the drafters were trained"
+    )
+    add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    add("--attn", default="sdpa", help="transformers' attention implementation for the target")
+    add("--device", default="auto", help="auto, cpu, cuda:0 ...")
+    add("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
+    add("--features", default="ram", choices=["ram", "disk", "recompute"])
+    add("--batch-tokens", type=int, default=16384, help="tokens of prompt and output in one batch")
+    add("--tail", default="full", choices=["full", "truncated"], help="of summaries; rows are always in full")
+    add("--samples", type=int, default=8, help="prompts whose drafts are kept as samples")
+    add("--save-outputs", action="store_true", help="keep output token ids in rows")
+    add("--enable-thinking", action="store_true", help="passed to the chat template")
+    add("--trust-remote-code", action="store_true", help="run code that comes with the target")
+    return parser
+
+
+def _table(summary: dict[str, Any]) -> str:
+    lines = [f"{'drafter':32} {'shape':12} {'tau':>8} {'rounds':>8}"]
+    for drafter in summary["drafters"]:
+        for shape, entry in drafter["shapes"].items():
+            value = "-" if entry["tau"] is None else f"{entry['tau']:.3f}"
+            lines.append(f"{_plain(drafter['label']):32} {shape:12} {value:>8} {entry['rounds']:>8}")
+    lines += [f"refused: {_plain(r['label'])}: {_plain(r['reason'])}" for r in summary["rejected"]]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Shows text from elsewhere without letting a control character reach the terminal."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -1,0 +1,67 @@
+"""Hidden states of draft slots -> their best candidates, in an order that does not depend on the kernel.
+
+Logits are never held for more than a chunk of slots: with a vocabulary of 248 K a block of 16 in float32 is
+16 MB. Equal logits are ordered by token id, also where a tie straddles the last place, so that asking for
+more candidates never changes the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from remote_payload.shapes import Draft
+
+__all__ = ["best_candidates", "drafts_from_hidden"]
+
+CHUNK_ELEMENTS = 1 << 26
+"""Logits held at once: 2^26 float32 values, 256 MiB."""
+
+
+def best_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the `count` best token ids of each row and their log-probabilities, best first.
+
+    Args:
+        logits: [M, V] float32.
+        count: K; capped at V.
+
+    Returns:
+        ([M, K] ids, [M, K] float32 log-probabilities under softmax(logits)).
+    """
+    count = min(count, logits.shape[-1])
+    top = logits.topk(count, dim=-1)
+    # Order by id first, then stably by value: equal values end up in order of their ids.
+    ids, order = top.indices.sort(dim=-1)
+    values, order = top.values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    straddling = (logits >= values[:, -1:]).sum(-1) > count
+    if bool(straddling.any()):
+        rows = logits[straddling].sort(dim=-1, descending=True, stable=True)
+        ids[straddling], values[straddling] = rows.indices[:, :count], rows.values[:, :count]
+    return ids, values - logits.logsumexp(-1, keepdim=True)
+
+
+def drafts_from_hidden(
+    hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], vocab_size: int, count: int
+) -> list[Draft]:
+    """Scores draft slots and keeps their best candidates.
+
+    Args:
+        hidden: [N, D, H] final hidden states of the draft slots.
+        head: [..., H] -> [..., V] float32 logits.
+        vocab_size: V, to size the chunks.
+        count: candidates per slot.
+
+    Returns:
+        N drafts.
+    """
+    drafts: list[Draft] = []
+    rows = max(1, CHUNK_ELEMENTS // max(1, hidden.shape[1] * vocab_size))
+    for start in range(0, hidden.shape[0], rows):
+        piece = hidden[start : start + rows]
+        ids, logprobs = best_candidates(head(piece.flatten(0, 1)), count)
+        shape = (piece.shape[0], piece.shape[1], -1)
+        all_ids, all_logs = ids.view(shape).cpu().numpy(), logprobs.view(shape).cpu().numpy()
+        drafts += [Draft(all_ids[row], all_logs[row]) for row in range(piece.shape[0])]
+    return drafts

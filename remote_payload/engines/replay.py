@@ -1,0 +1,154 @@
+"""Replay: exact acceptance lengths without live decoding.
+
+The target's greedy continuation y does not depend on the drafter, so a round at the anchor with generated
+index i accepts the longest prefix of the proposal that y[i+1 ...] follows, and the next anchor is i plus the
+round's length. The walk from the first generated token (i = 0) gives the live loop's rounds, one by one.
+What always holds: an anchor's draft depends on the trajectory before it alone; every shape walks its own
+anchors over drafts that are computed once per anchor.
+
+The loop's edges are those of the published one (z-lab `dflash_generate`): a round runs while i <
+max_new_tokens; a stop token is looked for only after a round; the last round counts in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from remote_payload.engines.candidates import drafts_from_hidden
+from remote_payload.shapes import Accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_payload.drafters.dflash import DFlashDrafter
+    from remote_payload.shapes import Draft, Shape
+    from remote_payload.trajectories import Need, Trajectory
+
+__all__ = ["ReplayBatch", "Walked"]
+
+_NO_DRAFT = Accepted(length=1, near_tie=False)
+"""A round of a block of one slot: nothing is drafted, the target's own token is the bonus."""
+
+
+@dataclass
+class Walked:
+    """One prompt under one shape: its rounds, the anchors they started at, its near ties."""
+
+    accept_lengths: list[int] = field(default_factory=list)
+    anchors: list[int] = field(default_factory=list)
+    near_ties: int = 0
+
+    @property
+    def position(self) -> int:
+        """Generated index of the next anchor."""
+        return self.anchors[-1] + self.accept_lengths[-1] if self.anchors else 0
+
+
+class ReplayBatch:
+    """A batch of trajectories with one drafter.
+
+    Args:
+        drafter: the drafter.
+        trajectories: P prompts with the target's tokens, long enough for the drafter's block.
+        features: [T_p, K*H] of each, the drafter's own columns, at positions 0 ... T_p - 1.
+        head: the target's head.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self,
+        drafter: DFlashDrafter,
+        trajectories: Sequence[Trajectory],
+        features: Sequence[torch.Tensor],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        vocab_size: int,
+    ) -> None:
+        self._drafter, self._trajectories = drafter, trajectories
+        self._head, self._vocab = head, vocab_size
+        self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
+
+    @torch.no_grad()
+    def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
+        """Drafts at anchors.
+
+        Args:
+            requests: (prompt's index in the batch, generated index of the anchor) of each.
+            candidates: how many per slot.
+        """
+        device = self._drafter.device
+        rows = torch.tensor([row for row, _ in requests], device=device)
+        anchors = [len(self._trajectories[row].prompt) + index for row, index in requests]
+        tokens = [self._trajectories[row].tokens[index] for row, index in requests]
+        hidden = self._drafter.draft(
+            self._context, rows, torch.tensor(anchors, device=device), torch.tensor(tokens, device=device)
+        )
+        return drafts_from_hidden(hidden, self._head, self._vocab, candidates)
+
+    def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
+        """Walks every prompt under every shape.
+
+        Args:
+            shapes: the shapes that are wanted; each has its own anchors.
+            need: the output's limit and stop tokens.
+
+        Returns:
+            Per prompt: shape name -> its walk.
+        """
+        walks = [{shape.name: Walked() for shape in shapes} for _ in self._trajectories]
+        # One candidate more than any shape uses shows how near the last place was to a tie.
+        candidates = 1 + max(shape.candidates for shape in shapes)
+        known: dict[tuple[int, int], Draft] = {}
+        open_walks = [(row, shape) for row in range(len(walks)) for shape in shapes]
+        while open_walks:
+            wanted = sorted(
+                {(row, walks[row][shape.name].position) for row, shape in open_walks} - known.keys()
+            )
+            if wanted and self._drafter.drafts:
+                known.update(zip(wanted, self.drafts(wanted, candidates), strict=True))
+            open_walks = [
+                (row, shape)
+                for row, shape in open_walks
+                if self._advance(walks[row][shape.name], row, shape, known, need)
+            ]
+            behind = _hindmost(open_walks, walks)
+            known = {
+                (row, index): d for (row, index), d in known.items() if index >= behind.get(row, index + 1)
+            }
+        return walks
+
+    def _advance(
+        self, walked: Walked, row: int, shape: Shape, known: dict[tuple[int, int], Draft], need: Need
+    ) -> bool:
+        """Runs rounds as far as drafts are known. Returns whether the walk goes on."""
+        tokens = self._trajectories[row].tokens
+        drafts = self._drafter.drafts
+        end = need.output_length(tokens)
+        # A walk ends at the limit, or once a committed token is a stop: the first one is token end - 1.
+        stopped_at = end - 1 if tokens[end - 1] in need.stop_ids else need.max_new_tokens
+        while True:
+            anchor = walked.position
+            if drafts:
+                draft = known.get((row, anchor))
+                if draft is None:
+                    return True
+                accepted = shape.accept(draft, tokens[anchor + 1 : anchor + 1 + drafts])
+            else:
+                accepted = _NO_DRAFT
+            walked.anchors.append(anchor)
+            walked.accept_lengths.append(accepted.length)
+            walked.near_ties += accepted.near_tie
+            if walked.position >= min(need.max_new_tokens, stopped_at):
+                return False
+
+
+def _hindmost(open_walks: Sequence[tuple[int, Shape]], walks: Sequence[dict[str, Walked]]) -> dict[int, int]:
+    """Returns the smallest anchor that an open walk of each prompt still needs."""
+    behind: dict[int, int] = {}
+    for row, shape in open_walks:
+        position = walks[row][shape.name].position
+        behind[row] = min(position, behind.get(row, position))
+    return behind

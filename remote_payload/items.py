@@ -1,0 +1,125 @@
+"""What the target alone determines: token ids, continuations, features. Computed once for all drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from remote_payload.trajectories import Need, Trajectory, TrajectoryStore, extend
+
+if TYPE_CHECKING:
+    from remote_payload.prompts import Prompt, Tokenized, Tokenizing
+    from remote_payload.results import Progress
+    from remote_payload.target import Target
+
+__all__ = ["Captured", "Item", "batches", "capture_features", "continue_prompts"]
+
+
+@dataclass
+class Item:
+    """A prompt (or one turn of it) with the target's continuation and, once captured, its features."""
+
+    prompt: Tokenized
+    trajectory: Trajectory
+    features: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and continuation."""
+        return len(self.trajectory.prompt) + len(self.trajectory.tokens)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Which hidden states the items' features hold, side by side, and how the check of the path came out."""
+
+    indices: tuple[int, ...]
+    width: int
+    disagreements: int
+
+    def columns(self, item: Item, wanted: Sequence[int]) -> torch.Tensor:
+        """Returns an item's features for the hidden states `wanted`, in that order: [T, len(wanted)*H]."""
+        if item.features is None:
+            raise RuntimeError("features are captured before any drafter runs")
+        parts = [self.indices.index(index) * self.width for index in wanted]
+        return torch.cat([item.features[:, start : start + self.width] for start in parts], dim=-1)
+
+
+def continue_prompts(
+    target: Target,
+    tokenizing: Tokenizing,
+    prompts: Sequence[Prompt],
+    need: Need,
+    *,
+    store: TrajectoryStore | None,
+    batch_tokens: int,
+    progress: Progress,
+) -> list[Item]:
+    """Continues every prompt; a later turn of a conversation follows the target's own earlier answers."""
+    wave = list(zip(prompts, tokenizing.first_turns(prompts), strict=True))
+    answers: dict[str, list[list[int]]] = {prompt.id: [] for prompt in prompts}
+    items: list[Item] = []
+
+    def report(done: int, total: int, made: int) -> None:
+        progress.step("trajectories", done, total, message=f"{made} tokens generated")
+
+    while wave:
+        progress.step("trajectories", 0, len(wave))
+        ids = [tokenized.ids for _, tokenized in wave]
+        continued = extend(target, ids, need, store=store, batch_tokens=batch_tokens, progress=report)
+        following = []
+        for (prompt, tokenized), trajectory in zip(wave, continued, strict=True):
+            items.append(Item(tokenized, trajectory))
+            output = list(trajectory.tokens[: need.output_length(trajectory.tokens)])
+            answers[prompt.id].append(output[:-1] if output[-1] in need.stop_ids else output)
+            if tokenized.turn + 1 < len(prompt.turns):
+                following.append(
+                    (prompt, tokenizing.next_turn(prompt, tokenized.turn + 1, answers[prompt.id]))
+                )
+        wave = following
+    return items
+
+
+def batches(items: Iterable[Item], budget: int) -> Iterator[list[Item]]:
+    """Packs items of similar length together; the longest of a batch times its size stays in the budget."""
+    batch: list[Item] = []
+    for item in sorted(items, key=lambda item: (item.length, item.prompt.id, item.prompt.turn)):
+        if batch and item.length * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def capture_features(
+    target: Target, items: Sequence[Item], indices: Iterable[int], *, batch_tokens: int, progress: Progress
+) -> Captured:
+    """Fills every item's features by one forward pass per batch, and checks the recorded path on the way."""
+    wanted = tuple(sorted(set(indices)))
+    done = disagreements = 0
+    progress.step("features", 0, len(items))
+    for batch in batches(items, batch_tokens):
+        sequences = [[*item.trajectory.prompt, *item.trajectory.tokens] for item in batch]
+        features, last = target.hidden_states(sequences, wanted)
+        for row, item in enumerate(batch):
+            item.features = features[row, : item.length].clone()
+            disagreements += _disagreements(target, item, last[row])
+        done += len(batch)
+        progress.step("features", done, len(items))
+    return Captured(wanted, target.hidden_size, disagreements)
+
+
+def _disagreements(target: Target, item: Item, last: torch.Tensor) -> int:
+    """Counts continuation tokens that one whole forward pass would not have chosen (near ties)."""
+    start = len(item.trajectory.prompt) - 1
+    truth = torch.tensor(item.trajectory.tokens, device=last.device)
+    count = 0
+    for piece in range(0, len(truth), 256):
+        expected = truth[piece : piece + 256]
+        hidden = last[start + piece : start + piece + len(expected)]
+        count += int((target.head(hidden).argmax(-1) != expected).sum())
+    return count

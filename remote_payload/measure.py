@@ -1,0 +1,178 @@
+"""One drafter over all items: batches -> walks -> durable rows and samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remote_payload.drafters.checkpoint import load_checkpoint
+from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.engines.replay import ReplayBatch, Walked
+from remote_payload.items import Captured, Item, batches
+from remote_payload.protocol import Job, Row, row_key
+from remote_payload.samples import chosen_anchors, sample_record
+from remote_payload.shapes import Chain, Shape
+from remote_payload.shapes.base import NEAR_TIE
+
+if TYPE_CHECKING:
+    from remote_payload.plan import Candidate
+    from remote_payload.results import Progress, ResultFolder
+    from remote_payload.target import Target
+    from remote_payload.trajectories import Need
+
+__all__ = ["Measurement", "Measuring"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What all rows of a job share besides the job itself."""
+
+    job: Job
+    target_hash: str
+    template_hash: str
+    need: Need
+    shapes: tuple[Shape, ...]
+
+    def identity(self, candidate: Candidate, item: Item, shape: str) -> dict[str, Any]:
+        """Returns the key fields of a row (`protocol.Row.KEY_FIELDS`)."""
+        job = self.job
+        return {
+            "drafter_hash": candidate.spec.hash,
+            "target_hash": self.target_hash,
+            "prompt_hash": item.prompt.hash,
+            "turn": item.prompt.turn,
+            "sample": 0,
+            "shape": shape,
+            "engine": job.engine,
+            "temperature": job.temperature,
+            "top_p": job.top_p,
+            "top_k": job.top_k,
+            "seed": job.seed,
+            "acceptance": job.acceptance,
+            "block_size": candidate.block_size,
+            "convention": candidate.recorded_convention,
+            "dtype": job.target.dtype,
+            "max_new_tokens": job.max_new_tokens,
+            "stop_ids": sorted(self.need.stop_ids),
+        }
+
+
+class Measuring:
+    """Runs drafters over items and keeps what they give.
+
+    Args:
+        measurement: what is measured.
+        results: where rows and samples go; rows that are there are not run again.
+        progress: where steps are reported.
+        tokenizer: shows the text of samples; None shows ids only.
+    """
+
+    def __init__(
+        self, measurement: Measurement, results: ResultFolder, progress: Progress, tokenizer: Any
+    ) -> None:
+        self._of = measurement
+        self._results, self._progress, self._tokenizer = results, progress, tokenizer
+
+    def done(self, candidate: Candidate, item: Item) -> bool:
+        """Whether every shape of a drafter on an item is on disk."""
+        of = self._of
+        return all(self._results.has(row_key(of.identity(candidate, item, s.name))) for s in of.shapes)
+
+    def run(self, candidate: Candidate, target: Target, items: Sequence[Item], captured: Captured) -> None:
+        """Evaluates one drafter.
+
+        Raises:
+            CheckpointError: its tensors are refused; nothing of it was written.
+        """
+        drafter = DFlashDrafter(
+            load_checkpoint(candidate.folder),
+            candidate.convention,
+            block_size=candidate.block_size,
+            embed=target.embed,
+            device=target.device,
+            dtype=target.dtype,
+        )
+        sampled = {item.prompt.hash for item in items[: self._of.job.samples]}
+        done = 0
+        self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
+        for batch in batches(items, self._of.job.batch_tokens):
+            missing = [item for item in batch if not self.done(candidate, item)]
+            if missing:
+                started = time.perf_counter()
+                replay = ReplayBatch(
+                    drafter,
+                    [item.trajectory for item in missing],
+                    [captured.columns(item, drafter.feature_indices) for item in missing],
+                    target.head,
+                    target.vocab_size,
+                )
+                self._batch(candidate, replay, missing, sampled, started)
+            done += len(batch)
+            self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
+
+    def _batch(
+        self,
+        candidate: Candidate,
+        replay: ReplayBatch,
+        batch: Sequence[Item],
+        sampled: set[str],
+        started: float,
+    ) -> None:
+        # The chain's walk says which rounds are the worst, so it is walked even where it was not asked for.
+        wanted = self._of.shapes
+        walked_shapes = wanted if any(s.name == Chain.name for s in wanted) else (*wanted, Chain())
+        walks = replay.walk(walked_shapes, self._of.need)
+        share = round((time.perf_counter() - started) / (len(batch) * len(wanted)), 6)
+        rows: list[Row] = []
+        samples: list[dict[str, Any]] = []
+        for place, (item, walked) in enumerate(zip(batch, walks, strict=True)):
+            rows += [self._row(candidate, item, shape.name, walked[shape.name], share) for shape in wanted]
+            if item.prompt.hash in sampled and candidate.drafts:
+                samples += self._samples(candidate, replay, place, item, walked[Chain.name])
+        self._results.add(rows, samples)
+
+    def _row(self, candidate: Candidate, item: Item, shape: str, walk: Walked, seconds: float) -> Row:
+        trajectory, need = item.trajectory, self._of.need
+        length = need.output_length(trajectory.tokens)
+        ties = sum(gap < NEAR_TIE for gap in trajectory.gaps[:length])
+        return Row(
+            **self._of.identity(candidate, item, shape),
+            drafter=candidate.spec.label,
+            prompt_id=item.prompt.id,
+            dataset=item.prompt.dataset,
+            template_hash=self._of.template_hash,
+            prompt_tokens=len(trajectory.prompt),
+            output_tokens=length,
+            stop="eos" if trajectory.tokens[length - 1] in need.stop_ids else "length",
+            accept_lengths=walk.accept_lengths,
+            near_ties=ties + walk.near_ties,
+            seconds=seconds,
+            output_ids=list(trajectory.tokens[:length]) if self._of.job.save_outputs else None,
+        )
+
+    def _samples(
+        self, candidate: Candidate, replay: ReplayBatch, place: int, item: Item, walk: Walked
+    ) -> list[dict[str, Any]]:
+        identity = {
+            "drafter": candidate.spec.label,
+            "drafter_hash": candidate.spec.hash,
+            "convention": candidate.recorded_convention,
+            "block_size": candidate.block_size,
+            "prompt_id": item.prompt.id,
+            "prompt_hash": item.prompt.hash,
+            "dataset": item.prompt.dataset,
+            "turn": item.prompt.turn,
+            "sample": 0,
+        }
+        stride, trajectory = self._of.job.sample_stride, item.trajectory
+        length = self._of.need.output_length(trajectory.tokens)
+        chosen = chosen_anchors(walk, length, stride)
+        drafts = replay.drafts([(place, anchor) for anchor, _ in chosen], 1)
+        return [
+            sample_record(
+                identity, trajectory, anchor, draft, worst=worst, stride=stride, tokenizer=self._tokenizer
+            )
+            for (anchor, worst), draft in zip(chosen, drafts, strict=True)
+        ]

@@ -1,0 +1,185 @@
+"""Prompt files -> token ids.
+
+A line is a JSON object with `id` and one of `input_ids`, `text`, `messages`, `turns`; `dataset` is optional.
+What always holds: every line is either used or refused with its number; nothing is skipped, trimmed or
+repaired. `messages` and `turns` go through the target's own chat template (thinking off by default).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remote_payload.errors import PromptError
+from remote_payload.protocol import canonical_json, sha256_hex
+
+__all__ = ["Prompt", "Tokenized", "Tokenizing", "prompt_hash", "read_prompts"]
+
+_FORMS = ("input_ids", "text", "messages", "turns")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of a prompt file. Exactly one of the four forms is set."""
+
+    id: str
+    dataset: str
+    where: str
+    input_ids: list[int] | None = None
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    turns: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """A prompt (or one turn of it) as token ids; `hash` identifies the ids."""
+
+    id: str
+    dataset: str
+    turn: int
+    ids: tuple[int, ...]
+    hash: str
+
+
+def prompt_hash(ids: Sequence[int]) -> str:
+    """Returns the identity of a prompt: of its token ids."""
+    return sha256_hex(canonical_json(list(ids)))
+
+
+def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
+    """Reads a prompt file.
+
+    Args:
+        path: a .jsonl file, UTF-8.
+        count: keep the first so many; None keeps all.
+
+    Raises:
+        PromptError: with file and line: not there, not UTF-8, an empty line, not JSON, no id, an id twice, no
+            form or several, an empty prompt; or the file has no line at all.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"{path}: {error.strerror}") from error
+    prompts: list[Prompt] = []
+    seen: dict[str, int] = {}
+    lines = data.split(b"\n")
+    if lines and lines[-1] == b"":
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        prompt = _parse(line, f"{path}:{number}")
+        if prompt.id in seen:
+            raise PromptError(f"{path}:{number}: id {prompt.id!r} was used in line {seen[prompt.id]} already")
+        seen[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise PromptError(f"{path}: no prompts in it")
+    return prompts[:count] if count is not None else prompts
+
+
+def _parse(line: bytes, where: str) -> Prompt:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{where}: not UTF-8 (byte {error.start}: {line[error.start]:#04x})") from error
+    if not text.strip():
+        raise PromptError(f"{where}: an empty line; remove it")
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise PromptError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(record, dict) or not isinstance(record.get("id"), (str, int)):
+        raise PromptError(f'{where}: has to be an object with an "id"')
+    forms = [form for form in _FORMS if form in record]
+    unknown = sorted(set(record) - {"id", "dataset", *_FORMS})
+    if len(forms) != 1 or unknown:
+        found = f"unknown: {', '.join(unknown)}" if unknown else f"found {', '.join(forms) or 'none'}"
+        raise PromptError(f"{where}: has to have exactly one of {', '.join(_FORMS)} ({found})")
+    form, value = forms[0], record[forms[0]]
+    _check_form(form, value, where)
+    return Prompt(str(record["id"]), str(record.get("dataset", "")), where, **{form: value})
+
+
+def _check_form(form: str, value: Any, where: str) -> None:
+    kinds = {
+        "input_ids": lambda v: isinstance(v, list) and all(type(i) is int and i >= 0 for i in v),
+        "text": lambda v: isinstance(v, str),
+        "messages": lambda v: isinstance(v, list) and all(isinstance(m, dict) and "role" in m for m in v),
+        "turns": lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v),
+    }
+    if not kinds[form](value):
+        raise PromptError(f"{where}: {form} is not of the right kind")
+    if not value or (form == "turns" and not all(value)):
+        raise PromptError(f"{where}: an empty prompt; there has to be at least one token to continue")
+
+
+class Tokenizing:
+    """Turns prompts into ids with a target's tokenizer.
+
+    Args:
+        tokenizer: the target's, or None if it ships none (then only `input_ids` prompts work).
+        vocab_size: ids have to be below it.
+        enable_thinking: passed to the chat template.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, *, enable_thinking: bool = False) -> None:
+        self._tokenizer, self._vocab, self._thinking = tokenizer, vocab_size, enable_thinking
+
+    @property
+    def template(self) -> str | None:
+        """The chat template's source, if there is one."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return template if template is None or isinstance(template, str) else canonical_json(template)
+
+    def first_turns(self, prompts: Iterable[Prompt]) -> list[Tokenized]:
+        """Returns the first (usually the only) turn of every prompt."""
+        return [self._one(prompt, 0, self._ids(prompt)) for prompt in prompts]
+
+    def next_turn(self, prompt: Prompt, turn: int, answers: Sequence[Sequence[int]]) -> Tokenized:
+        """Returns a later turn of a conversation, after the target's own answers to the earlier ones.
+
+        Args:
+            prompt: one with `turns`.
+            turn: 1 or more.
+            answers: output ids (without the stop token) of turns 0 ... turn - 1.
+        """
+        messages = []
+        for user, answer in zip(prompt.turns, answers, strict=False):
+            messages.append({"role": "user", "content": user})
+            said = self._tokenizer.decode(list(answer), skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": said})
+        messages.append({"role": "user", "content": prompt.turns[turn]})
+        return self._one(prompt, turn, self._chat(messages, prompt.where))
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if prompt.input_ids is not None:
+            return prompt.input_ids
+        if self._tokenizer is None:
+            raise PromptError(f"{prompt.where}: the target ships no tokenizer, so only input_ids can be used")
+        if prompt.text is not None:
+            return list(self._tokenizer(prompt.text)["input_ids"])
+        return self._chat(prompt.messages or [{"role": "user", "content": prompt.turns[0]}], prompt.where)
+
+    def _chat(self, messages: list[dict[str, Any]], where: str) -> list[int]:
+        if not self.template:
+            raise PromptError(f"{where}: the target's tokenizer has no chat template; use text or input_ids")
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=self._thinking
+        )
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _one(self, prompt: Prompt, turn: int, ids: Sequence[int]) -> Tokenized:
+        if not ids:
+            raise PromptError(
+                f"{prompt.where}: an empty prompt; there has to be at least one token to continue"
+            )
+        high = max(ids)
+        if high >= self._vocab:
+            raise PromptError(
+                f"{prompt.where}: token id {high} is outside the target's {self._vocab} embeddings"
+            )
+        return Tokenized(prompt.id, prompt.dataset, turn, tuple(ids), prompt_hash(ids))

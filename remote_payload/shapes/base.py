@@ -1,0 +1,59 @@
+"""A draft shape: what is proposed from a block's marginals, and how much of the truth it contains.
+
+What always holds: a shape sees one anchor's draft and the target's own continuation, nothing else, so that
+its rows are the same whether it runs alone or with others. Candidates are in one fixed order, by
+log-probability and then by token id, whatever order a kernel returned ties in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+__all__ = ["NEAR_TIE", "Accepted", "Draft", "Shape"]
+
+NEAR_TIE = 1e-4
+"""A gap (in logits) below which float32 rounding could turn a decision."""
+
+
+class Draft(NamedTuple):
+    """The best candidates of every draft slot at one anchor, best first.
+
+    ids: [D, K] token ids; logprobs: [D, K] float32 log-probabilities under the slot's marginal at
+    temperature 1. D is the number of draft slots (block size - 1), K at least what the shape asked for.
+    """
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+
+
+class Accepted(NamedTuple):
+    """One round: `length` counts the accepted drafts and the bonus token; `near_tie` as in `NEAR_TIE`."""
+
+    length: int
+    near_tie: bool
+
+
+class Shape(Protocol):
+    """The interface of a draft shape; `parse_shape` makes one from its name."""
+
+    @property
+    def name(self) -> str:
+        """The name in rows and on the command line: `chain`, `ddtree:8`, `topk:8`."""
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates per slot it needs."""
+
+    def accept(self, draft: Draft, truth: Sequence[int]) -> Accepted:
+        """Returns how far the proposal follows the truth.
+
+        Args:
+            draft: the anchor's draft.
+            truth: the target's tokens after the anchor, at least D of them.
+        """
+
+    def bound(self, block_size: int) -> int:
+        """Returns the largest possible length of a round."""

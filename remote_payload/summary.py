@@ -1,0 +1,71 @@
+"""summary.json: figures derived from rows, and what is known about how they were made."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from remote_payload.protocol import Row, canonical_json
+from remote_payload.shapes import parse_shape
+from remote_payload.tau import DIALECTS, Walk, acceptance_histogram, survival, tau, truncate
+
+__all__ = ["summarize"]
+
+
+def summarize(rows: Iterable[Row], *, tail: str = "full") -> list[dict[str, Any]]:
+    """Returns one entry per (drafter, block size, convention) with its figures per shape.
+
+    Args:
+        rows: any rows, in any order.
+        tail: how `tau` treats the last round, "full" or "truncated"; the dialects have their own rules.
+    """
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[canonical_json([row.drafter, row.drafter_hash, row.block_size, row.convention])].append(row)
+    return [_drafter_entry(group, tail) for group in groups.values()]
+
+
+def _drafter_entry(rows: Sequence[Row], tail: str) -> dict[str, Any]:
+    first = rows[0]
+    by_shape: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_shape[row.shape].append(row)
+    return {
+        "label": first.drafter,
+        "hash": first.drafter_hash,
+        "block_size": first.block_size,
+        "convention": first.convention,
+        "shapes": {name: _shape_entry(group, name, tail) for name, group in by_shape.items()},
+    }
+
+
+def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
+    walks = [Walk(row.accept_lengths, row.output_tokens) for row in rows]
+    if tail == "truncated":
+        walks = [Walk(truncate(walk), walk.output_tokens) for walk in walks]
+    block = rows[0].block_size + int(rows[0].convention.get("label_offset", 0))
+    datasets: dict[str, list[Walk]] = defaultdict(list)
+    for row, walk in zip(rows, walks, strict=True):
+        datasets[row.dataset].append(walk)
+    per_dataset = {name: _number(tau(group)) for name, group in sorted(datasets.items())}
+    known = [value for value in per_dataset.values() if value is not None]
+    return {
+        "tau": _number(tau(walks)),
+        "tau_dataset_mean": _number(sum(known) / len(known)) if known else None,
+        "dialects": {name: _number(formula(walks)) for name, (formula, _) in DIALECTS.items()},
+        "datasets": per_dataset,
+        "bound": parse_shape(shape).bound(block),
+        "rows": len(rows),
+        "rounds": sum(len(walk.accept_lengths) for walk in walks),
+        "output_tokens": sum(row.output_tokens for row in rows),
+        "survival": [_number(share) for share in survival(walks, block)],
+        "histogram": acceptance_histogram(walks, block),
+        "near_ties": sum(row.near_ties for row in rows),
+        "seconds": round(sum(row.seconds for row in rows), 3),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)

@@ -1,0 +1,51 @@
+"""A payload tree whose supervisor is the real one and whose worker is `fake_worker`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import remote_payload
+from remote_payload import protocol
+
+MAIN = """import sys
+
+if __name__ == "__main__":
+    command, *rest = sys.argv[1:]
+    if command == "supervise":
+        from remote_payload.supervise import main
+    else:
+        from remote_payload.fake_worker import main
+    sys.exit(main(rest))
+"""
+
+
+def build(root: Path) -> Path:
+    """Makes the tree `root/remote_payload` and returns `root`."""
+    source = Path(remote_payload.__file__).parent
+    package = root / "remote_payload"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "protocol.py", "tau.py"):
+        shutil.copy(source / name, package / name)
+    shutil.copytree(source / "supervise", package / "supervise", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(__file__).with_name("fake_worker.py"), package / "fake_worker.py")
+    (package / "__main__.py").write_text(MAIN, encoding="utf-8")
+    return root
+
+
+def job(
+    job_id: str, *tags: str, payload_hash: str = "0" * 64, timeout_s: float | None = None
+) -> protocol.Job:
+    """Returns a job for the fake worker."""
+    return protocol.Job(
+        job_id=job_id,
+        payload_hash=payload_hash,
+        kind="eval",
+        target=protocol.TargetSpec("t", "nowhere"),
+        drafters=[],
+        prompts="prompts.jsonl",
+        prompts_hash=protocol.sha256_hex(b""),
+        tags=list(tags),
+        timeout_s=timeout_s,
+        created=1.0,
+    )

@@ -1,0 +1,53 @@
+"""A worker of the standard library for tests of the supervisor: what it does is said by the job's tags.
+
+`rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
+TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
+exits 10; `silent` writes no summary.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from remote_payload import protocol
+
+GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the job of `--job DIR`."""
+    folder = Path(argv[argv.index("--job") + 1])
+    job = protocol.Job.from_json(protocol.read_json(folder / "job.json"))
+    wanted = dict(tag.partition("=")[::2] for tag in job.tags)
+    (folder / "worker.pid").write_text(str(os.getpid()), encoding="ascii")
+    if "deaf" in wanted:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "fork" in wanted:
+        child = subprocess.Popen([sys.executable, "-c", GRANDCHILD], start_new_session=True)
+        (folder / "grandchild.pid").write_text(str(child.pid), encoding="ascii")
+    if "print" in wanted:
+        print(wanted["print"])
+    if "reject" in wanted:
+        protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": wanted["reject"]}])
+        return 10
+    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)))
+    if "fail" in wanted:
+        raise RuntimeError(wanted["fail"])
+    if "silent" not in wanted:
+        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, "results": []})
+    return 0
+
+
+def _rows(folder: Path, total: int, pause: float) -> None:
+    rows, events = folder / "rows.jsonl", folder / "events.jsonl"
+    protocol.trim_torn_line(rows)
+    there = sum(1 for _ in protocol.iter_jsonl(rows))
+    for index in range(there, total):
+        time.sleep(pause)
+        protocol.append_lines(rows, [{"row": index, "pid": os.getpid()}])
+        protocol.append_lines(events, [protocol.Event("drafts", "d", index + 1, total).to_json()])
