@@ -108,9 +108,14 @@ def resolve(inventory: Inventory, refs: Sequence[str], opener: Opener) -> list[C
     found: list[CheckpointRef] = []
     for text in refs:
         for ref in _expand(inventory, _parse(inventory, text), opener):
-            if not any((ref.host, ref.path) == (other.host, other.path) for other in found):
+            if not any(_same(ref, other) for other in found):
                 found.append(ref)
     return _with_labels(found)
+
+
+def _same(one: CheckpointRef, other: CheckpointRef) -> bool:
+    # The same files under another convention are another measurement.
+    return (one.host, one.path, one.convention) == (other.host, other.path, other.convention)
 
 
 def _parse(inventory: Inventory, text: str) -> CheckpointRef:
@@ -184,12 +189,14 @@ def _natural(path: str) -> list[tuple[int, int, str]]:
 
 
 def _with_labels(refs: Sequence[CheckpointRef]) -> list[CheckpointRef]:
-    """Labels by name or folder; equal ones get more of their path, then their host, until all differ."""
+    """Labels by the inventory's name or by folder; equal folders get more of their path, then their host."""
     depth = [1] * len(refs)
     while True:
         labels = [_label(ref, count) for ref, count in zip(refs, depth, strict=True)]
         clashing = [
-            i for i, label in enumerate(labels) if labels.count(label) > 1 and depth[i] <= _depth(refs[i])
+            index
+            for index, (ref, label) in enumerate(zip(refs, labels, strict=True))
+            if labels.count(label) > 1 and not ref.name and depth[index] <= _depth(ref)
         ]
         if not clashing:
             return [replace(ref, label=label) for ref, label in zip(refs, labels, strict=True)]
@@ -202,7 +209,7 @@ def _depth(ref: CheckpointRef) -> int:
 
 
 def _label(ref: CheckpointRef, count: int) -> str:
-    if ref.name and count == 1:
+    if ref.name:
         return ref.name
     parts = [part for part in PurePosixPath(ref.path).parts if part not in ("/", "~")]
     label = "/".join(parts[-count:])

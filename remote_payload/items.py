@@ -12,7 +12,7 @@ from remote_payload.trajectories import Need, Trajectory, TrajectoryStore, exten
 
 if TYPE_CHECKING:
     from remote_payload.prompts import Prompt, Tokenized, Tokenizing
-    from remote_payload.results import Progress
+    from remote_payload.results import Reporter
     from remote_payload.target import Target
 
 __all__ = ["Captured", "Item", "batches", "capture_features", "continue_prompts"]
@@ -56,7 +56,7 @@ def continue_prompts(
     *,
     store: TrajectoryStore | None,
     batch_tokens: int,
-    progress: Progress,
+    progress: Reporter,
 ) -> list[Item]:
     """Continues every prompt; a later turn of a conversation follows the target's own earlier answers."""
     wave = list(zip(prompts, tokenizing.first_turns(prompts), strict=True))
@@ -96,7 +96,7 @@ def batches(items: Iterable[Item], budget: int) -> Iterator[list[Item]]:
 
 
 def capture_features(
-    target: Target, items: Sequence[Item], indices: Iterable[int], *, batch_tokens: int, progress: Progress
+    target: Target, items: Sequence[Item], indices: Iterable[int], *, batch_tokens: int, progress: Reporter
 ) -> Captured:
     """Fills every item's features by one forward pass per batch, and checks the recorded path on the way."""
     wanted = tuple(sorted(set(indices)))

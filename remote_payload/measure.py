@@ -18,7 +18,7 @@ from remote_payload.shapes.base import NEAR_TIE
 
 if TYPE_CHECKING:
     from remote_payload.plan import Candidate
-    from remote_payload.results import Progress, ResultFolder
+    from remote_payload.results import Reporter, ResultFolder
     from remote_payload.target import Target
     from remote_payload.trajectories import Need
 
@@ -70,7 +70,7 @@ class Measuring:
     """
 
     def __init__(
-        self, measurement: Measurement, results: ResultFolder, progress: Progress, tokenizer: Any
+        self, measurement: Measurement, results: ResultFolder, progress: Reporter, tokenizer: Any
     ) -> None:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer

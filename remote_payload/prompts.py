@@ -113,6 +113,10 @@ def _check_form(form: str, value: Any, where: str) -> None:
     }
     if not kinds[form](value):
         raise PromptError(f"{where}: {form} is not of the right kind")
+    try:
+        canonical_json(value).encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{where}: {form} holds half of a surrogate pair, which is no text") from error
     if not value or (form == "turns" and not all(value)):
         raise PromptError(f"{where}: an empty prompt; there has to be at least one token to continue")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from remote_payload.protocol import Event, Row, append_lines, canonical_json, iter_jsonl, trim_torn_line
 
-__all__ = ["Progress", "ResultFolder"]
+__all__ = ["Progress", "Reporter", "ResultFolder", "Silent"]
 
 
 class ResultFolder:
@@ -56,6 +56,20 @@ class ResultFolder:
 def _sample_key(sample: dict[str, Any]) -> str:
     fields = ("drafter_hash", "convention", "block_size", "prompt_hash", "turn", "sample", "anchor", "worst")
     return canonical_json([sample[name] for name in fields])
+
+
+class Reporter(Protocol):
+    """Where steps of progress go."""
+
+    def step(self, phase: str, done: int, total: int, *, drafter: str = "", message: str = "") -> None:
+        """Records how far a phase has come."""
+
+
+class Silent:
+    """A reporter that keeps nothing, for work whose progress nobody follows."""
+
+    def step(self, phase: str, done: int, total: int, *, drafter: str = "", message: str = "") -> None:
+        """Keeps nothing."""
 
 
 class Progress:

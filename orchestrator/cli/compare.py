@@ -13,8 +13,8 @@ from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, em
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.compare.load import Source
     from orchestrator.compare.model import Comparison
+    from orchestrator.compare.select import Selection
 
 __all__ = ["register"]
 
@@ -30,7 +30,8 @@ def compare(
         typer.Argument(help="Runs, labels, drafters or folders; none: the last eval.", show_default=False),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="The drafter to compare with, or none.", show_default=False)
+        str | None,
+        typer.Option("--baseline", help="The drafter to compare with, or none.", show_default=False),
     ] = None,
     shape: Annotated[
         list[str] | None, typer.Option("--shape", help="Only this draft shape.", show_default=False)
@@ -42,7 +43,9 @@ def compare(
     allow: Annotated[
         list[str] | None, typer.Option("--allow", help="Overlook a difference in FIELD.", metavar="FIELD")
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", min=0, help="Show drafts at N anchors.", metavar="N")] = 0,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="Show drafts at N anchors.", metavar="N")
+    ] = 0,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")] = False,
@@ -57,11 +60,14 @@ def compare(
     from orchestrator.compare.build import compare as build
     from orchestrator.compare.load import load
     from orchestrator.compare.samples import pick_samples
+    from orchestrator.text import printable
 
     form = _form(as_json, as_csv, markdown, plain)
     _check_by(by)
-    sources, default_baseline = _sources(runs or [], baseline, inventory)
-    measurements = load(sources)
+    selection, default_baseline = _select(runs or [], baseline, inventory)
+    for note in selection.notes:
+        talk(printable(note), quiet=quiet)
+    measurements = load(selection.sources)
     comparison = build(
         measurements,
         Wanted(baseline, default_baseline, tuple(shape or ()), dialect, tuple(allow or ())),
@@ -71,10 +77,34 @@ def compare(
         if not comparison.samples:
             talk("no drafts in common: the runs kept no samples at the same anchors", quiet=quiet)
     _show(comparison, form, by)
-    if not any(entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries):
+    if not any(
+        entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries
+    ):
         talk(
-            "one drafter only, nothing to compare it with: `orch eval --ckpt REF` measures another", quiet=quiet
+            "one drafter only, nothing to compare it with: `orch eval --ckpt REF` measures another",
+            quiet=quiet,
         )
+
+
+def _select(
+    names: Sequence[str], baseline: str | None, inventory: Path | None
+) -> tuple[Selection, str | None]:
+    """What to load, and the baseline to take if it is there. Folders alone need no inventory."""
+    from orchestrator.cli.common import open_inventory
+    from orchestrator.compare.select import is_run_folder, select
+    from orchestrator.errors import ConfigError
+    from orchestrator.inventory import find_inventory
+    from orchestrator.runs import RunStore
+
+    if inventory is None and names and all(map(is_run_folder, names)):
+        try:
+            inventory = find_inventory()
+        except ConfigError:  # there is none, and none is needed
+            return select(names, None, baseline), None
+    known = open_inventory(inventory)
+    default = known.defaults.baseline
+    wanted = None if baseline == "none" else baseline or default
+    return select(names, RunStore(known.folder), wanted), default
 
 
 def _form(as_json: bool, as_csv: bool, markdown: bool, plain: bool) -> str:

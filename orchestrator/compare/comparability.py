@@ -85,7 +85,9 @@ def _difference(measurements: Measurements, name: str) -> Difference | None:
             runs.update(dict.fromkeys(series.runs))
     if len(values) < 2:
         return None
-    return Difference(name, tuple((value, tuple(runs)) for value, runs in values.items()))
+    order = [run.name for run in measurements.runs]
+    found = [(value, tuple(sorted(runs, key=order.index))) for value, runs in values.items()]
+    return Difference(name, tuple(sorted(found, key=lambda one: order.index(one[1][0]))))
 
 
 def _common_prompts(measurements: Measurements, refused: list[Difference]) -> str:

@@ -130,13 +130,22 @@ def load(sources: Iterable[Source]) -> Measurements:
     Raises:
         ResultsError: a folder is no run, or a row is broken; the message has file and line.
     """
+    wanted: dict[Path, frozenset[str] | None] = {}
+    for folder, labels in sources:
+        before = wanted.get(folder.resolve(), frozenset())
+        wanted[folder.resolve()] = None if labels is None or before is None else before | labels
     collector = _Collector()
-    for source in sources:
-        run = read_run(source.folder)
-        if any(run.name == other.name for other in collector.runs):
-            continue
-        collector.add(run, source.labels)
+    for folder, labels in wanted.items():
+        run = read_run(folder)
+        if all(run.name != other.name for other in collector.runs):
+            collector.add(run, None if labels is None else labels | _measured_as(run.job, labels))
     return collector.finish()
+
+
+def _measured_as(job: Job, labels: frozenset[str]) -> set[str]:
+    """The labels under which a job may have measured some drafters: a checkpoint's first name counts."""
+    same = {(spec.hash, _convention(spec.convention)) for spec in job.drafters if spec.label in labels}
+    return {spec.label for spec in job.drafters if (spec.hash, _convention(spec.convention)) in same}
 
 
 @dataclass
@@ -193,7 +202,10 @@ class _Collector:
         except ProtocolError as error:
             text = str(error)
             where = text if text.startswith(str(path)) else f"{path}:{number}: {text}"
-            raise ResultsError(where, f"pull the run again: `orch runs pull {run.name}`") from error
+            raise ResultsError(
+                where,
+                f"pull the run again (`orch runs pull {run.name}`); if the line stays, the payload wrote it so",
+            ) from error
         self._alias(run, labels)
 
     def _alias(self, run: Run, labels: frozenset[str] | None) -> None:

@@ -95,7 +95,7 @@ class Block:
         if self.kind == "ceiling":
             return (
                 f"{self.shape} · ORACLE CEILING, no verifier runs it: width {self.size}, "
-                f"depth ≤ {deep}, {self.size}^{deep} leaves · τ ≤ {reach}"
+                f"depth ≤ {deep}, up to {self.size}^{deep} leaves · τ ≤ {reach}"
             )
         return f"{self.shape} · one draft, depth ≤ {deep} · τ ≤ {reach}"
 

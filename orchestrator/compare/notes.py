@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from orchestrator.compare.load import Measurements
-    from orchestrator.compare.model import Block, Entry
+    from orchestrator.compare.model import Block, Entry, Versus
 
 __all__ = ["footnotes"]
 
@@ -56,17 +56,18 @@ def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
     for block in blocks:
         more: dict[str, list[str]] = {}
         for entry in block.entries:
-            versus = entry.versus_baseline or entry.versus_previous
-            if versus is None or versus.verdict != "~" or versus.needed is None:
-                continue
-            missing = versus.needed - versus.clusters
-            if missing > 0:
-                advice = f"about {_round_up(missing)} more prompts would show a 2 % difference"
-            else:
-                advice = f"a 2 % difference would show with these {versus.clusters} prompts"
-            more.setdefault(advice, []).append(f"{entry.name} against {versus.against}")
+            for versus in (entry.versus_baseline, entry.versus_previous):
+                if versus is not None and versus.verdict == "~" and versus.needed is not None:
+                    more.setdefault(_advice(versus), []).append(f"{entry.name} against {versus.against}")
         for advice, who in more.items():
             yield f"~ {block.shape}: {advice} ({', '.join(who)})"
+
+
+def _advice(versus: Versus) -> str:
+    missing = (versus.needed or 0) - versus.clusters
+    if missing > 0:
+        return f"about {_round_up(missing)} more prompts would show a 2 % difference"
+    return f"a 2 % difference would show with these {versus.clusters} prompts"
 
 
 def _round_up(count: int) -> int:

@@ -87,7 +87,9 @@ def _names(comparison: Comparison) -> dict[_Drafter, str]:
 
 
 def _drafter(run: Run, record: Mapping[str, Any]) -> _Drafter:
-    return _Drafter(run.name, record["drafter_hash"], record["block_size"], canonical_json(record["convention"]))
+    return _Drafter(
+        run.name, record["drafter_hash"], record["block_size"], canonical_json(record["convention"])
+    )
 
 
 def _records(run: Run) -> list[Mapping[str, Any]]:
@@ -113,7 +115,9 @@ def _check_record(record: Mapping[str, Any]) -> None:
         if not isinstance(record[name], list) or any(type(token) is not int for token in record[name]):
             raise ProtocolError(f"{name} is not a list of token ids")
     pieces = record.get("draft_pieces")
-    if pieces is not None and (len(pieces) != len(record["draft_ids"]) or any(type(p) is not str for p in pieces)):
+    if pieces is not None and (
+        len(pieces) != len(record["draft_ids"]) or any(type(p) is not str for p in pieces)
+    ):
         raise ProtocolError("draft_pieces is not one text a drafted token")
     if any(type(record[name]) is not int for name in ("turn", "sample", "anchor", "block_size")):
         raise ProtocolError("turn, sample or anchor is not a whole number")

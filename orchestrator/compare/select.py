@@ -1,30 +1,45 @@
-"""Which runs to compare when nobody says: the last eval, its baseline, and the step before.
+"""Which runs to compare: those that were named, their baseline and, when nobody names any, the last eval.
 
-What always holds: a run is only brought in by itself if its job says the same of everything that acceptance
-lengths depend on; anything else has to be asked for by name.
+What always holds: a run is only brought in unasked (for the baseline, for the step before) if its job says
+the same of everything that acceptance lengths depend on; anything else has to be asked for by name.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.compare.load import Source
+from orchestrator.compare.load import Source, read_run
+from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
+    from orchestrator.runs import RunStore
     from remote_payload.protocol import Job
 
-__all__ = ["Recorded", "select_last", "select_labels"]
+__all__ = ["Selection", "is_run_folder", "select"]
+
+_NEXT = "`orch runs ls` lists the runs, `orch eval --ckpt REF` makes one"
 
 
-class Recorded(NamedTuple):
-    """A run of the local record."""
+class Selection(NamedTuple):
+    """What to load, and what to tell the user about the choice."""
+
+    sources: list[Source]
+    notes: list[str]
+
+
+class _Recorded(NamedTuple):
+    """A run that has rows here."""
 
     folder: Path
     job: Job
+
+    @property
+    def labels(self) -> set[str]:
+        return {spec.label for spec in self.job.drafters}
 
 
 class _Step(NamedTuple):
@@ -35,34 +50,98 @@ class _Step(NamedTuple):
     after: str
 
 
-def select_last(newest_first: Sequence[Recorded], baseline: str | None) -> list[Source]:
-    """Returns the last eval and, from earlier runs like it, the baseline and the step before its first."""
-    evals = [one for one in newest_first if one.job.kind == "eval"]
-    if not evals:
+def is_run_folder(name: str) -> bool:
+    """Whether an argument is a run's folder rather than a name."""
+    return (Path(name) / "job.json").is_file()
+
+
+def select(names: Sequence[str], store: RunStore | None, baseline: str | None) -> Selection:
+    """Returns the runs that were named, or the last eval and the step before it; with the baseline.
+
+    Args:
+        names: folders, run ids or their beginnings, labels of runs, labels of drafters, `last`.
+        store: the local record, if there is one.
+        baseline: the label of the baseline; it is looked for in earlier runs if the chosen ones lack it.
+
+    Raises:
+        UsageError: a name means nothing, or there is nothing to compare.
+    """
+    recorded, notes = _recorded(store)
+    sources = [_named(name, store, recorded) for name in names] or _last(recorded, baseline)
+    if not sources:
+        where = f" in {store.folder}" if store else ""
+        raise UsageError(f"there are no results to compare{where}", "`orch eval --ckpt REF` makes some")
+    return Selection(sources + _baseline(sources, recorded, baseline), notes)
+
+
+def _recorded(store: RunStore | None) -> tuple[list[_Recorded], list[str]]:
+    """The evals with rows, newest first; a sentence for what is newer and has none."""
+    runs, notes = store.all() if store else ([], [])
+    recorded: list[_Recorded] = []
+    for run in reversed(runs):
+        if run.job.kind != "eval":
+            continue
+        if (run.path / "rows.jsonl").is_file():
+            recorded.append(_Recorded(run.path, run.job))
+        elif not recorded:
+            notes = [*notes, f"{run.job_id} has no results here yet: `orch runs attach {run.job_id}`"]
+    return recorded, notes
+
+
+def _named(name: str, store: RunStore | None, recorded: Sequence[_Recorded]) -> Source:
+    if is_run_folder(name) or store is None:
+        return Source(Path(name))
+    try:
+        run = store.resolve(name)
+    except UsageError as error:
+        with_label = next((one for one in recorded if name in one.labels), None)
+        if with_label is not None:
+            return Source(with_label.folder, frozenset({name}))
+        if Path(name).is_dir():
+            return Source(Path(name))
+        known = sorted({label for one in recorded for label in one.labels})
+        hint = (
+            f"{error.hint or _NEXT}; drafters with results: {', '.join(known)}"
+            if known
+            else error.hint or _NEXT
+        )
+        raise UsageError(f"{error.message}, and no drafter or folder of that name", hint) from error
+    if not (run.path / "rows.jsonl").is_file():
+        raise UsageError(
+            f"run {run.job_id} has no results here yet", f"fetch them: `orch runs pull {run.job_id}`"
+        )
+    return Source(run.path)
+
+
+def _last(recorded: Sequence[_Recorded], baseline: str | None) -> list[Source]:
+    """The last eval and, from an earlier run like it, the step before its first one."""
+    if not recorded:
         return []
-    last, earlier = evals[0], [one for one in evals[1:] if _same_settings(one.job, evals[0].job)]
-    present = {spec.label for spec in last.job.drafters}
+    last = recorded[0]
+    alike = [one for one in recorded[1:] if _settings(one.job) == _settings(last.job)]
+    before = _step_before(last.labels - {baseline or ""}, alike)
+    found = next((one for one in alike if before in one.labels), None)
     sources = [Source(last.folder)]
-    wanted = [] if baseline is None or baseline in present else [baseline]
-    before = _step_before(present - {baseline}, earlier)
-    wanted += [before] if before else []
-    for label in wanted:
-        run = next((one for one in earlier if any(spec.label == label for spec in one.job.drafters)), None)
-        if run is not None:
-            sources.append(Source(run.folder, frozenset({label})))
-    return sources
+    return [*sources, Source(found.folder, frozenset({before}))] if found and before else sources
 
 
-def select_labels(newest_first: Iterable[Recorded], label: str) -> Source | None:
-    """Returns the newest run that has a drafter of this label, that drafter only."""
-    for one in newest_first:
-        if one.job.kind == "eval" and any(spec.label == label for spec in one.job.drafters):
-            return Source(one.folder, frozenset({label}))
-    return None
-
-
-def _same_settings(job: Job, other: Job) -> bool:
-    return _settings(job) == _settings(other)
+def _baseline(sources: Sequence[Source], recorded: Sequence[_Recorded], baseline: str | None) -> list[Source]:
+    """The newest run that has the baseline under the same settings, if the chosen runs lack it."""
+    if baseline is None:
+        return []
+    jobs = [(source, read_run(source.folder).job) for source in sources]
+    present = {
+        s.label
+        for source, job in jobs
+        for s in job.drafters
+        if source.labels is None or s.label in source.labels
+    }
+    if baseline in present:
+        return []
+    for one in recorded:
+        if baseline in one.labels and _settings(one.job) == _settings(jobs[0][1]):
+            return [Source(one.folder, frozenset({baseline}))]
+    return []
 
 
 def _settings(job: Job) -> tuple[object, ...]:
@@ -83,21 +162,19 @@ def _settings(job: Job) -> tuple[object, ...]:
 
 
 def _step(label: str) -> _Step | None:
-    match = re.fullmatch(r"(.*?)(\d+)(\D*)", label)
+    match = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", label, re.DOTALL)
     return _Step(match[1], int(match[2]), match[3]) if match else None
 
 
-def _step_before(present: set[str], earlier: Iterable[Recorded]) -> str | None:
+def _step_before(present: set[str], alike: Iterable[_Recorded]) -> str | None:
     """The label of the nearest earlier step of the same training, if the last eval is of one training."""
     steps = [step for step in map(_step, present) if step is not None]
     if not steps or len({(step.before, step.after) for step in steps}) > 1:
         return None
     first = min(steps, key=lambda step: step.number)
-    labels = {spec.label for one in earlier for spec in one.job.drafters} - present
-    known = [(step.number, label) for label in labels if (step := _step(label)) is not None]
-    lower = [
-        (number, label)
-        for number, label in known
-        if number < first.number and _step(label) == _Step(first.before, number, first.after)
-    ]
+    lower: list[tuple[int, str]] = []
+    for label in {label for one in alike for label in one.labels} - present:
+        step = _step(label)
+        if step and (step.before, step.after) == (first.before, first.after) and step.number < first.number:
+            lower.append((step.number, label))
     return max(lower)[1] if lower else None

@@ -106,16 +106,16 @@ class Exec:
     def run(self, stdin: Iterable[bytes]) -> tuple[int, bytes, bytes]:
         """Feeds stdin, waits for the end, and returns exit code (-1: died of a signal), stdout and stderr."""
         out, err = _Drain(self._channel.recv), _Drain(self._channel.recv_stderr)
-        try:
-            with self._guarded():
+        with self._guarded():
+            try:
                 self._feed(stdin)
                 for stream in (out, err):
                     stream.join(self._left())
                     if stream.is_alive():
                         raise DeadlineError
                 return self._exit_code(self._left()), out.data, err.data
-        finally:
-            self._channel.close()
+            finally:
+                self._channel.close()
 
     def stream(self, silence: float) -> Iterator[bytes]:
         """Yields stdout as it comes; afterwards `finish` has the exit code. `silence` limits each wait."""
@@ -137,7 +137,8 @@ class Exec:
 
     def close(self) -> None:
         """Lets go of the program; what it does next is its own business."""
-        self._channel.close()
+        with self._guarded():
+            self._channel.close()
 
     def _feed(self, stdin: Iterable[bytes]) -> None:
         pieces = iter(stdin)
@@ -178,9 +179,9 @@ class Exec:
         code: int = channel.exit_status
         if code != -1:
             return code
-        # A signal, or the link. After a signal the server says end-of-file and keeps the session.
+        # Either the server closed the channel (a signal) or the session ended, whose thread then does too.
         self._transport.join(0.2)
-        if not channel.eof_received or not self._transport.is_active():
+        if not self._transport.is_active():
             raise BrokenLinkError("the session ended before the exit code arrived")
         return code
 

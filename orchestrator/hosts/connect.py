@@ -1,6 +1,6 @@
 """From a name in the inventory to a host that runs programs, and to a host key on record.
 
-What always holds: `open_host` opens no connection and imports no SSH library; the first program run does.
+What always holds: `open_host` opens no connection and does not import fabric; the first program run does.
 `trust` records a key only after `confirm` said yes, and never one that contradicts the record.
 """
 

@@ -103,7 +103,7 @@ def _classify_login(endpoint: Endpoint, error: Exception) -> tuple[str, str, str
     return (
         "login",
         f"the host did not accept {user} with {tried} ({error})",
-        f"add the public key to {user}'s ~/.ssh/authorized_keys there, or correct `user:` or `identity_file:`",
+        f"add the public key to ~/.ssh/authorized_keys of {user} there, or correct `user:`, `identity_file:`",
         False,
     )
 

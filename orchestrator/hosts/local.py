@@ -67,6 +67,8 @@ class LocalHost:
             raise
         finally:
             timer.cancel()
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(process.stdin).close()
             stdout, stderr = out.result(), err.result()
         if expired.is_set():
             raise LinkError(
@@ -118,7 +120,7 @@ class LocalHost:
 
 
 class _Drain:
-    """Reads a pipe to its end in a thread, so that a full one never stops the program; keeps the last bytes."""
+    """Reads a pipe to its end in a thread, so that a full one never stops the program."""
 
     def __init__(self, pipe: IO[bytes] | None, keep: int | None = None) -> None:
         self._pipe, self._keep, self._data = _pipe(pipe), keep, bytearray()
@@ -142,13 +144,17 @@ class _Drain:
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
     stdin = _pipe(process.stdin)
+    source = iter(pieces)
     try:
-        for piece in pieces:
+        for piece in source:
             stdin.write(piece)
-        stdin.close()
+        stdin.flush()
     except BrokenPipeError:  # it reads no further; its exit code and output say why
-        with contextlib.suppress(BrokenPipeError):
-            stdin.close()
+        pass
+    finally:
+        getattr(source, "close", lambda: None)()
+    with contextlib.suppress(BrokenPipeError):
+        stdin.close()
 
 
 def _pieces(process: subprocess.Popen[bytes], silence: float, name: str) -> Iterator[bytes]:

@@ -13,7 +13,6 @@ import base64
 import functools
 import json
 import zlib
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -78,8 +77,7 @@ def call(
         HostFailedError: disk, permission, interpreter, or no answer that could be read.
         PayloadRejectedError, CheckpointRejectedError, UsageError: as the script classified its failure.
     """
-    head = json.dumps(dict(args)).encode() + b"\n"
-    done = host.run(script_argv(script, python), stdin=chain((head,), stdin), timeout=timeout)
+    done = host.run(script_argv(script, python), stdin=_input(args, stdin), timeout=timeout)
     document = _find_answer(done.stdout)
     if document is None:
         _raise_no_answer(host.name, python, done)
@@ -104,6 +102,12 @@ def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     return [interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)]
 
 
+def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:
+    # A generator, so that closing it closes the source of `stdin` too when nobody reads any more.
+    yield json.dumps(dict(args)).encode() + b"\n"
+    yield from stdin
+
+
 @functools.cache
 def _packed(script: str, entry: str) -> str:
     source = "\n".join([*_sources(script), _START.format(entry=entry)])
@@ -114,8 +118,7 @@ def _sources(script: str) -> list[str]:
     body = (_SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
     first = body.partition("\n")[0]
     parts = first.removeprefix(_NEEDS).split() if first.startswith(_NEEDS) else []
-    head = "import base64\n" + (_SCRIPTS / "prelude.py").read_text(encoding="utf-8")
-    return [head, *((_SCRIPTS / f"{part}.py").read_text(encoding="utf-8") for part in parts), body]
+    return [*((_SCRIPTS / f"{part}.py").read_text(encoding="utf-8") for part in ("prelude", *parts)), body]
 
 
 # --------------------------------------------------------------------------- answers and errors
@@ -145,7 +148,7 @@ def _raise_no_answer(name: str, python: str, done: Completed) -> NoReturn:
             f"{_dotted(OLDEST_PYTHON)} there",
             host=name,
         )
-    tail = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-1500:]
+    tail = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-600:]
     raise HostFailedError(
         f"{name}: {python} gave no answer that orch can read (exit code {done.exit_code}): {tail!r}",
         f"see that `{python} -I -c 'print(1)'` works on {name}, and that the shell start-up files there "

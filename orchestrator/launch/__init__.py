@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.launch.base import (
     ENDED,
     RESUMABLE,
+    START,
     Cancelled,
     Cursor,
     Handle,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENDED",
     "RESUMABLE",
+    "START",
     "Cancelled",
     "Cursor",
     "Handle",

@@ -122,8 +122,7 @@ def _whole_tree(folder: Path) -> Path | None:
     if not any((folder / name).is_dir() for name in OVERLAY_FOLDERS):
         raise UsageError(
             f"--payload {folder}: neither a {PACKAGE} tree (__init__.py, protocol.py) nor an overlay",
-            f"an overlay holds one or more of {', '.join(f'{name}/' for name in OVERLAY_FOLDERS)} with files to "
-            "add or replace",
+            f"an overlay holds one or more of {', '.join(OVERLAY_FOLDERS)} with files to add or replace",
         )
     return None
 
@@ -138,7 +137,7 @@ def _read_overlay(folder: Path) -> tuple[dict[str, TreeFile], list[Excluded]]:
             excluded.extend(left_out)
         elif path.suffix == ".py":
             raise UsageError(
-                f"--payload {folder}: an overlay cannot ship {path.name}: it is outside {', '.join(OVERLAY_FOLDERS)}",
+                f"--payload {folder}: {path.name} is not in one of {', '.join(OVERLAY_FOLDERS)}",
                 f"move it into one of them, or ship a whole {PACKAGE} tree",
             )
         else:

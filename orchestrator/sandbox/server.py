@@ -26,6 +26,7 @@ import asyncssh
 
 from orchestrator.hosts.known_hosts import host_pattern
 from orchestrator.hosts.sandbox_state import SCHEMA
+from orchestrator.sandbox.pump import pump
 from remote_payload.protocol import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _BINARIES = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the server: `python -m orchestrator.sandbox.server FOLDER HOST…`, report on stdout, log on stderr."""
+    """Runs the server: `python -m orchestrator.sandbox.server FOLDER HOST…`; stdout reports, stderr logs."""
     folder, names = Path(argv[0]), list(argv[1:])
     if os.fork() != 0:
         os._exit(0)  # the starter reaps this one; the server belongs to init
@@ -91,6 +92,8 @@ async def _serve(folder: Path, names: list[str]) -> None:
     await stop.wait()
     for server in servers:
         server.close()
+    logging.shutdown()
+    os._exit(0)  # commands that still run are left as they are, and so are the threads that wait for them
 
 
 def _key(path: Path, comment: str) -> asyncssh.SSHKey:
@@ -181,11 +184,12 @@ class _Sandbox:
         self._note(process, command)
         shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
         try:
-            child = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own pipes lose output that is still under way
+            child = subprocess.Popen(
                 [shell, *(["-c", command] if command is not None else ["-s"])],
                 cwd=self.home,
                 env=self._environment(shell),
                 start_new_session=True,
+                umask=0o022,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -194,10 +198,7 @@ class _Sandbox:
             process.stderr.write(f"{self.name}: cannot start {shell} in {self.home}: {error}\n".encode())
             process.exit(126)
             return
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr, bufsize=64 * 1024)
-        await process.stdout.drain()
-        await process.stderr.drain()
-        code = await asyncio.get_running_loop().run_in_executor(None, child.wait)
+        code = await pump(process, child)
         if code < 0:
             process.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
         else:
@@ -234,7 +235,7 @@ class _Login(asyncssh.SSHServer):
         sandbox.connections += 1
         self.connection_id = f"{sandbox.name}-{os.getpid()}-{sandbox.connections}"
 
-    def begin_auth(self, username: str) -> bool:
+    def begin_auth(self, username: str) -> bool:  # noqa: ARG002 - asyncssh calls it
         return True
 
     def public_key_auth_supported(self) -> bool:
@@ -243,7 +244,7 @@ class _Login(asyncssh.SSHServer):
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         return username == self._sandbox.user and key.public_data == self._sandbox.user_key.public_data
 
-    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+    def connection_requested(self, dest_host: str, *_: Any) -> bool:
         return dest_host in (ADDRESS, "localhost", "::1")
 
 

@@ -72,21 +72,27 @@ class ReplayBatch:
         self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
 
     @torch.no_grad()
-    def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
-        """Drafts at anchors.
+    def hidden(self, requests: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Runs the block of each anchor.
 
         Args:
             requests: (prompt's index in the batch, generated index of the anchor) of each.
-            candidates: how many per slot.
+
+        Returns:
+            [N, D, H] final hidden states of the slots that draft.
         """
         device = self._drafter.device
         rows = torch.tensor([row for row, _ in requests], device=device)
         anchors = [len(self._trajectories[row].prompt) + index for row, index in requests]
         tokens = [self._trajectories[row].tokens[index] for row, index in requests]
-        hidden = self._drafter.draft(
+        return self._drafter.draft(
             self._context, rows, torch.tensor(anchors, device=device), torch.tensor(tokens, device=device)
         )
-        return drafts_from_hidden(hidden, self._head, self._vocab, candidates)
+
+    @torch.no_grad()
+    def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
+        """Drafts at anchors, as `hidden`, with so many candidates per slot."""
+        return drafts_from_hidden(self.hidden(requests), self._head, self._vocab, candidates)
 
     def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
         """Walks every prompt under every shape.

@@ -37,7 +37,7 @@ GRACE_S = 10.0
 HEARTBEAT_S = 5.0
 _LOOK_S = 0.25
 _REJECTED = 10
-"""The worker's exit code for: every drafter, or the prompts, were rejected."""
+"""The worker's exit code for: some or all drafters, or the prompts, were rejected."""
 
 
 def _say(text: str) -> None:
@@ -191,9 +191,18 @@ def _outcome(
         return replace(state, state="cancelled", reason="cancelled on request")
     if how == "timeout":
         return replace(state, state="timeout", reason=f"ran longer than its limit of {limit:g} s")
-    if code == 0 and folder.summary.is_file():
-        return replace(state, state="done", reason="")
+    if code in (0, _REJECTED) and _measured(folder):
+        rejected = _rejection(folder) if code == _REJECTED else ""
+        return replace(state, state="done", reason=f"rejected: {rejected}" if rejected else "")
     return replace(state, state="failed", reason=_reason(folder, code, name))
+
+
+def _measured(folder: JobFolder) -> bool:
+    """Says whether the worker came to its end: a summary, and (where it refused some) results of the others."""
+    if not folder.summary.is_file():
+        return False
+    summary = protocol.read_json(folder.summary)
+    return bool(summary.get("drafters")) or not summary.get("rejected")
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:

@@ -74,7 +74,7 @@ def test_tree_walks_equal_the_published_trees_round_by_round(pair: tuple[str, Pa
     assert _compare(drafting, runs, key, ddtree(8)) > 1.5
 
 
-def _compare(drafting: Pair, runs: list[dict], key: str, judge: object, rounds: int = 12) -> float:
+def _compare(drafting: Pair, runs: list[dict], key: str, judge: object, rounds: int = 8) -> float:
     """Compares the first rounds of every prompt's list and returns their mean."""
     texts = {run["prompt"]: run["greedy_ids"] for run in _greedy_runs()}
     seen: list[int] = []

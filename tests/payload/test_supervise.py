@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import signal
@@ -361,7 +362,7 @@ def test_jobs_of_one_work_folder_run_one_after_another_in_order(desk: Desk) -> N
     assert waiting["state"] == "queued"
     assert waiting["queue_position"] in (1, 2)
     ends = [desk.until(name, "done") for name in "abc"]
-    for first, second in zip(ends, ends[1:], strict=False):
+    for first, second in itertools.pairwise(ends):
         assert first["ended"] <= second["started"] + 0.01, "two workers ran at once"
 
 

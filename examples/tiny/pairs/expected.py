@@ -29,7 +29,6 @@ JUDGES: dict[str, Judge] = {"chain": chain, "ddtree:4": ddtree(4), "ddtree:8": d
 MAX_NEW_TOKENS = 40
 TEXT = 64
 MIN_GAP = 1e-3
-PROMPTS = 3
 _LENGTHS = (9, 24, 40)  # of the prompts' tokens; the first is short on purpose
 _ANCHORS = (0, 7, 22)  # indices into the text after the prompt
 
@@ -66,6 +65,11 @@ class Case(NamedTuple):
         }
 
     @property
+    def module(self) -> str:
+        """The module that the prompt was cut from."""
+        return self.source.partition(":")[0]
+
+    @property
     def variety(self) -> int:
         """How many different lengths the chain's and the trees' rounds have."""
         return sum(len(set(lengths)) for lengths in self.accept_lengths.values())
@@ -74,7 +78,9 @@ class Case(NamedTuple):
 def write_expected(folder: Path) -> dict[str, Any]:
     """Writes expected.json and expected.safetensors beside a pair; returns the record of the former."""
     pair = Pair(load_target(folder / "target"), load_drafter(folder / "drafter"))
-    cases = [_best_case(pair, length, skip) for skip, length in enumerate(_LENGTHS)]
+    cases: list[Case] = []
+    for length in _LENGTHS:
+        cases.append(_best_case(pair, length, [case.module for case in cases]))
     anchors = [(index, len(case.ids) + offset) for index, case in enumerate(cases) for offset in _ANCHORS]
     logits = _logits(pair, cases, anchors)
     record = {
@@ -92,11 +98,11 @@ def write_expected(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _best_case(pair: Pair, length: int, skip: int, tries: int = 40) -> Case:
+def _best_case(pair: Pair, length: int, used: list[str], tries: int = 40) -> Case:
     """Returns the candidate prompt of a length whose rounds vary most, among those without near ties."""
     candidates = [
         case
-        for source, ids in _candidates(length, skip, tries)
+        for source, ids in _candidates(length, used, tries)
         if (case := _case(pair, source, ids)) is not None and case.gap > MIN_GAP
     ]
     if not candidates:
@@ -106,14 +112,14 @@ def _best_case(pair: Pair, length: int, skip: int, tries: int = 40) -> Case:
     return max(candidates, key=lambda case: (case.variety, case.gap))
 
 
-def _candidates(length: int, skip: int, tries: int) -> list[tuple[str, list[int]]]:
-    """Returns pieces of held-out modules that start with a line, spread evenly; `skip` shifts them."""
+def _candidates(length: int, used: list[str], tries: int) -> list[tuple[str, list[int]]]:
+    """Returns pieces of held-out modules not used yet, each the start of a line, spread evenly."""
     pieces = []
     for name, tokens in held_out_text().items():
         starts = [at + 1 for at, token in enumerate(tokens[:-length]) if token == ord("\n")]
-        pieces += [(f"{name}:{at}", tokens[at : at + length]) for at in starts if tokens[at] != ord("\n")]
-    stride = len(pieces) // tries
-    return pieces[skip * stride // PROMPTS :: stride][:tries]
+        if name not in used:
+            pieces += [(f"{name}:{at}", tokens[at : at + length]) for at in starts if tokens[at] != ord("\n")]
+    return pieces[:: len(pieces) // tries][:tries]
 
 
 def _case(pair: Pair, source: str, ids: list[int]) -> Case | None:

@@ -7,7 +7,7 @@ character through.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.cells import cell_len
 
@@ -19,11 +19,29 @@ if TYPE_CHECKING:
     from orchestrator.compare.model import Versus
     from orchestrator.compare.stats import Estimate
 
-__all__ = ["STYLES", "Cell", "align", "cell", "change", "figure", "p_value", "shorten", "sparkline", "versus"]
+__all__ = [
+    "LEGEND",
+    "STYLES",
+    "Cell",
+    "Detail",
+    "align",
+    "cell",
+    "change",
+    "figure",
+    "p_value",
+    "shorten",
+    "sparkline",
+    "versus",
+]
 
+LEGEND = "95 % CI: bootstrap over prompts. p: swaps within prompts, Holm-adjusted per table. ~: p ≥ 0.05."
 STYLES = {"better": "green", "worse": "red", "~": "dim"}
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 16
+
+
+Detail = Literal["interval", "p", "change"]
+"""How much is said of a difference."""
 
 
 class Cell(NamedTuple):
@@ -63,13 +81,14 @@ def p_value(chance: float) -> str:
     return "p<0.001" if chance < 0.0005 else f"p={chance:.3f}"
 
 
-def versus(result: Versus | None, *, full: bool = True) -> str:
-    """`+12.3 % [+10.1, +14.9] p<0.001`, or `~ [-1.0, +2.5] p=0.230`; short: without interval."""
+def versus(result: Versus | None, detail: Detail = "interval") -> str:
+    """`+12.3 % [+10.1, +14.9] p<0.001`, or `~ [-1.0, +2.5] p=0.230`; less of it on request."""
     if result is None:
         return ""
     head = "~" if result.verdict == "~" else change(result.change)
-    parts = [head, _span(result.change) if full else "", p_value(result.p_adjusted)]
-    return " ".join(part for part in parts if part)
+    span = _span(result.change) if detail == "interval" else ""
+    chance = p_value(result.p_adjusted) if detail != "change" else ""
+    return " ".join(part for part in (head, span, chance) if part)
 
 
 def sparkline(shares: Sequence[float]) -> str:
@@ -81,11 +100,13 @@ def sparkline(shares: Sequence[float]) -> str:
 
 def shorten(text: str, width: int) -> str:
     """Cuts the middle out of a long name: its beginning and its end tell it apart."""
+    text = printable(text)
     if cell_len(text) <= width:
         return text
-    head = (width - 1) // 3
-    tail = width - 1 - head
-    return text[:head] + "…" + text[-tail:]
+    head, tail = text[: (width - 1) // 3], text
+    while cell_len(head) + cell_len(tail) + 1 > width:
+        tail = tail[1:]
+    return head + "…" + tail
 
 
 def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:

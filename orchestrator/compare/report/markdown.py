@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.compare.report.cells import figure, sparkline, versus
+from orchestrator.compare.report.cells import LEGEND, figure, sparkline, versus
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str
             parts.append(_table(_datasets(block)))
         if "position" in by:
             parts.append(_table(_positions(block)))
-    notes = [
-        "95 % intervals: bootstrap over prompts; p: swaps within prompts, Holm-adjusted per table; ~: p ≥ .05"
-    ]
+    notes = [LEGEND]
     notes += [*comparison.footnotes, *(f"warning: {warning}" for warning in comparison.warnings)]
     parts.append("".join(f"- {_text(note)}\n" for note in notes))
     return "\n".join(parts)
@@ -40,11 +38,11 @@ def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str
 
 def _headline(block: Block, comparison: Comparison) -> Iterable[Sequence[str]]:
     unit = "τ" if comparison.dialect == "tau" else comparison.dialect
-    against = f"vs {comparison.baseline}" if comparison.baseline else "vs baseline"
+    against = f"vs {_text(comparison.baseline)}" if comparison.baseline else "vs baseline"
     yield ["drafter", f"{unit} [95 % CI]", against, "vs previous", "prompts", "acceptance by position"]
     for entry in block.entries:
         yield [
-            entry.name,
+            _text(entry.name),
             figure(entry.figure),
             "baseline" if entry.is_baseline else versus(entry.versus_baseline),
             versus(entry.versus_previous),
@@ -54,10 +52,10 @@ def _headline(block: Block, comparison: Comparison) -> Iterable[Sequence[str]]:
 
 
 def _datasets(block: Block) -> Iterable[Sequence[str]]:
-    yield ["dataset", *(entry.name for entry in block.entries)]
+    yield ["dataset", *(_text(entry.name) for entry in block.entries)]
     for name in dict.fromkeys(part.name for entry in block.entries for part in entry.datasets):
         yield [
-            name or "(none)",
+            _text(name) or "(none)",
             *(
                 next((figure(p.figure) for p in entry.datasets if p.name == name), "")
                 for entry in block.entries
@@ -66,14 +64,14 @@ def _datasets(block: Block) -> Iterable[Sequence[str]]:
 
 
 def _positions(block: Block) -> Iterable[Sequence[str]]:
-    yield ["accepted at least", *(entry.name for entry in block.entries)]
+    yield ["accepted at least", *(_text(entry.name) for entry in block.entries)]
     for position in range(max(len(entry.survival) for entry in block.entries)):
         shares = [entry.survival[position : position + 1] for entry in block.entries]
         yield [str(position + 1), *(f"{100 * share[0]:.1f} %" if share else "" for share in shares)]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(_text(item) for item in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
     columns = lines[0].count(" | ") + 1
     return "\n".join([lines[0], "|" + " --- |" * columns, *lines[1:]]) + "\n"
 

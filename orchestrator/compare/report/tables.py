@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from orchestrator.compare.report.cells import STYLES, Cell, align, cell, figure, shorten, sparkline, versus
+from orchestrator.compare.report.cells import (
+    LEGEND,
+    STYLES,
+    Cell,
+    Detail,
+    align,
+    cell,
+    figure,
+    shorten,
+    sparkline,
+    versus,
+)
 
 if TYPE_CHECKING:
     from orchestrator.compare.model import Block, Comparison, Entry, Sample, SampleDraft, Versus
@@ -21,7 +32,15 @@ if TYPE_CHECKING:
 __all__ = ["View", "layout", "to_plain", "to_rich"]
 
 WIDTH = 100
-_NAME_WIDTHS = (40, 24, 18)
+_FORMS: tuple[tuple[int, Detail], ...] = (
+    (40, "interval"),
+    (24, "interval"),
+    (40, "p"),
+    (24, "p"),
+    (24, "change"),
+    (18, "change"),
+    (10, "change"),
+)  # width of the names and what is said of the step before: the first that fits is taken
 _POSITIONS_A_TABLE = 15
 
 Line = Sequence[Cell]
@@ -55,7 +74,7 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
     lines: list[Line] = [*_heading(comparison)]
     several = any(len(entry.datasets) > 1 for block in comparison.blocks for entry in block.entries)
     for number, block in enumerate(comparison.blocks):
-        lines += [[], [cell(block.title, "bold")], *_block_table(block, comparison, view)]
+        lines += [[], *_wrapped(block.title, "", "bold"), *_block_table(block, comparison, view)]
         if "dataset" in view.by or (several and number == 0):
             lines += [[], *_datasets(block)]
         if "position" in view.by:
@@ -69,48 +88,53 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
 def _heading(comparison: Comparison) -> Iterable[Line]:
     facts = [f"target {comparison.target}"] if comparison.target else []
     facts += [f"suite {comparison.suite}"] if comparison.suite else []
+    counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
+    few, many = min(counts), max(counts)
+    facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
     if comparison.dialect != "tau":
         facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
-    if facts:
-        yield [cell(shorten(" · ".join(facts), WIDTH))]
+    yield [cell(shorten(" · ".join(facts), WIDTH))]
     for difference in comparison.allowed:
         yield from _wrapped(f"NOT STRICTLY COMPARABLE (allowed): {difference}", "", "bold yellow")
 
 
 def _block_table(block: Block, comparison: Comparison, view: View) -> list[Line]:
-    """The widest form that fits: first names are shortened, then the step's interval is left out."""
+    """The fullest form that fits."""
     rows: list[list[Cell]] = []
-    for full in (True, False):
-        for name_width in _NAME_WIDTHS:
-            rows = align(_rows(block, comparison, view, name_width, full))
-            if max(_width(row) for row in rows) <= WIDTH:
-                return list(rows)
+    for name_width, detail in _FORMS:
+        rows = align(_rows(block, comparison, view, name_width, detail))
+        if max(_width(row) for row in rows) <= WIDTH:
+            break
     return list(rows)
 
 
-def _rows(block: Block, comparison: Comparison, view: View, name_width: int, full: bool) -> list[list[Cell]]:
+def _rows(
+    block: Block, comparison: Comparison, view: View, name_width: int, detail: Detail
+) -> list[list[Cell]]:
     unit = "τ" if comparison.dialect == "tau" else comparison.dialect
-    against = f"vs {shorten(comparison.baseline, 20)}" if comparison.baseline else ""
+    against = f"vs {shorten(comparison.baseline, 18)}" if comparison.baseline else ""
     has_previous = any(entry.versus_previous for entry in block.entries)
     header = ["  drafter", f"{unit} [95 % CI]", against, "vs previous" if has_previous else ""]
     rows = [[cell(text, "dim") for text in (*header, "accepted ≥ 1, 2, …" if view.bars else "prompts")]]
     for entry in block.entries:
         mark = "* " if entry.is_baseline else "  "
-        beside = Cell("baseline", "dim") if entry.is_baseline else _versus_cell(entry.versus_baseline, True)
+        beside = (
+            Cell("baseline", "dim") if entry.is_baseline else _versus_cell(entry.versus_baseline, "interval")
+        )
         rows.append(
             [
                 cell(mark + shorten(entry.name, name_width), "bold" if entry.is_baseline else ""),
                 cell(figure(entry.figure)),
                 beside if comparison.baseline else Cell(""),
-                _versus_cell(entry.versus_previous, full),
+                _versus_cell(entry.versus_previous, detail),
                 cell(sparkline(entry.survival)) if view.bars else cell(str(entry.clusters)),
             ]
         )
     return rows
 
 
-def _versus_cell(result: Versus | None, full: bool) -> Cell:
-    return cell(versus(result, full=full), STYLES[result.verdict] if result else "")
+def _versus_cell(result: Versus | None, detail: Detail) -> Cell:
+    return cell(versus(result, detail), STYLES[result.verdict] if result else "")
 
 
 def _datasets(block: Block) -> list[Line]:
@@ -187,12 +211,7 @@ def _draft(draft: SampleDraft) -> Iterable[Cell]:
 
 
 def _footnotes(comparison: Comparison) -> Iterable[Line]:
-    yield from _wrapped(
-        "95 % intervals: bootstrap over prompts. p: swaps within prompts, Holm-adjusted per table. "
-        "~: undecided (p ≥ 0.05).",
-        "",
-        "dim",
-    )
+    yield from _wrapped(LEGEND, "", "dim")
     for note in comparison.footnotes:
         yield from _wrapped(note, "- ", "")
     for warning in comparison.warnings:

@@ -1,6 +1,7 @@
 """What every host-side script starts with: one JSON answer, failures classified where they happen.
 
-What always holds: standard library only and Python 3.8 syntax; the answer is one line, the last of stdout,
+What always holds: standard library only (an interpreter older than
+`remote.OLDEST_PYTHON` never gets as far as compiling this); the answer is one line, the last of stdout,
 and begins with ANSWER; an error is an answer too, with `kind`, `message`, `path` and (for a full disk) the
 figures of the file system. A script that is told to stop (SIGTERM, SIGHUP) unwinds and cleans up.
 """

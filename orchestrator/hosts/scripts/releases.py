@@ -260,7 +260,9 @@ def prove(folder, files, env, limit):
     answer = self_check(folder, env, limit)
     strange = sorted(set(listing(folder)) - before)
     if strange:
-        raise HostError("payload", f"the self-check wrote into its own release: {', '.join(strange)}", strange[0])
+        raise HostError(
+            "payload", f"the self-check wrote into its own release: {', '.join(strange)}", strange[0]
+        )
     record = read_record(os.path.join(folder, "CHECKED.json")) or {}
     checked = dict(record.get("checked") or {})
     checked[interpreter()] = {"at": round(time.time(), 3), "selfcheck": answer}

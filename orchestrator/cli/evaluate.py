@@ -1,0 +1,290 @@
+"""`orch eval`: checkpoints evaluated on a host, followed to the end, their figures brought home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+
+if TYPE_CHECKING:
+    from orchestrator.evaluation import EvalOptions
+    from orchestrator.runs.attached import AttachedRun
+
+__all__ = ["register"]
+
+SCHEMA = "orch/eval/1"
+_SUITE = "[default: the suite's]"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    ckpt: Annotated[
+        list[str],
+        typer.Option(
+            "--ckpt",
+            help="PATH, HOST:PATH, a name of the inventory, or a glob. May be repeated.",
+            metavar="REF",
+        ),
+    ],
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on", help="Where. [default: the one inference host]", metavar="HOST", show_default=False
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="[default: the inventory's]", metavar="NAME", show_default=False),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", help="[default: the inventory's]", metavar="NAME", show_default=False),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="Evaluated too, to compare with. [default: the inventory's]",
+            metavar="REF",
+            show_default=False,
+        ),
+    ] = None,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only the checkpoints named.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    label: Annotated[
+        str, typer.Option("--label", help="A name for the run.", metavar="NAME", show_default=False)
+    ] = "",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", help=f"Prompts, one JSON object a line. {_SUITE}", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    prompt_count: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt-count", min=1, help=f"Only the first N. {_SUITE}", metavar="N", show_default=False
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            help=f"chain, ddtree:N or topk:K. May be repeated. {_SUITE}",
+            metavar="SHAPE",
+            show_default=False,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, help=_SUITE, metavar="N", show_default=False)
+    ] = None,
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option("--stop-token-id", min=0, help=_SUITE, metavar="ID", show_default=False),
+    ] = None,
+    no_stop: Annotated[bool, typer.Option("--no-stop", help="Go on to the limit.")] = False,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--block-size", min=2, help="[default: each checkpoint's own]", metavar="B", show_default=False
+        ),
+    ] = None,
+    convention: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--convention",
+            help="How the checkpoints were trained. May be repeated.",
+            metavar="KEY=VALUE",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="[default: the target's]", metavar="DTYPE", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=0, help="CPU threads. [default: the target's]", metavar="N", show_default=False
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            "--samples",
+            min=0,
+            help=f"Prompts whose drafts are kept. {_SUITE}",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    save_outputs: Annotated[bool, typer.Option("--save-outputs", help="Keep output token ids.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", min=1, help="End the job after S seconds.", metavar="S", show_default=False
+        ),
+    ] = None,
+    tail: Annotated[
+        str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
+    ] = "full",
+    engine: Annotated[
+        str, typer.Option("--engine", help="How drafts are verified.", metavar="ENGINE")
+    ] = "replay",
+    payload: Annotated[
+        Path | None,
+        typer.Option("--payload", help="Run your own payload.", metavar="DIR", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look at everything, start nothing.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Evaluate checkpoints on a host and bring their figures back."""
+    from orchestrator.evaluation import EvalOptions
+
+    options = EvalOptions(
+        ckpts=tuple(ckpt),
+        on=on,
+        target=target,
+        suite=suite,
+        baseline=baseline,
+        no_baseline=no_baseline,
+        label=label,
+        prompts=prompts,
+        prompt_count=prompt_count,
+        shapes=tuple(shape or ()),
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=_stops(stop_token_id, no_stop),
+        block_size=block_size,
+        convention=dict(_setting(text) for text in convention or ()),
+        dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
+        device=device,
+        threads=threads,
+        samples=samples,
+        save_outputs=save_outputs,
+        timeout_s=timeout,
+        tail=_one_of("--tail", tail, ("full", "truncated")) or "full",
+        engine=engine,
+        payload=payload,
+    )
+    _run(options, inventory, detach=detach, only_look=dry_run, as_json=as_json, quiet=quiet or as_json)
+
+
+def _run(
+    options: EvalOptions, path: Path | None, *, detach: bool, only_look: bool, as_json: bool, quiet: bool
+) -> None:
+    from orchestrator.evaluation import Links, dry_run, plan, prepare
+    from orchestrator.runs import RunStore
+
+    inventory = open_inventory(path)
+    chosen = plan(inventory, options)
+    store = RunStore(inventory.folder)
+
+    def report(text: str) -> None:
+        talk(text, quiet=quiet)
+
+    with Links(inventory) as links:
+        if only_look:
+            _show_plan(dry_run(chosen, links, report), as_json=as_json)
+            return
+        attached = prepare(chosen, links, store, report)
+        _submit_and_follow(attached, detach=detach, as_json=as_json, quiet=quiet)
+
+
+def _submit_and_follow(attached: AttachedRun, *, detach: bool, as_json: bool, quiet: bool) -> None:
+    from orchestrator.cli.watching import say_how_to_come_back, show_outcome, watch
+    from orchestrator.evaluation.outcome import conclude
+
+    run = attached.run
+    try:
+        state = attached.submit()
+        waiting = f" ({state.reason})" if state.reason else ""
+        talk(f"job {run.job_id} is {state.state} on {run.where.host}{waiting}", quiet=quiet)
+        if detach:
+            _show_detached(attached, state.state, as_json=as_json, quiet=quiet)
+            return
+        last = watch(attached, quiet=quiet)
+        outcome = conclude(attached, last)
+    except KeyboardInterrupt:
+        say_how_to_come_back(attached)
+        raise typer.Exit(130) from None
+    show_outcome(outcome, schema=SCHEMA, as_json=as_json, quiet=quiet)
+
+
+def _show_detached(attached: AttachedRun, state: str, *, as_json: bool, quiet: bool) -> None:
+    run = attached.run
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "run": run.job_id,
+            "host": run.where.host,
+            "state": state,
+            "detached": True,
+        }
+        emit_json({**document, "folder": str(run.path), "next": f"orch runs attach {run.job_id}"})
+    else:
+        typer.echo(run.job_id)
+        talk(f"next: orch runs attach {run.job_id}", quiet=quiet)
+
+
+def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
+    from orchestrator.text import human_bytes, printable
+
+    if as_json:
+        emit_json({"schema": SCHEMA, "dry_run": True, **document})
+        return
+    typer.echo(
+        f"host      {document['host']} (payload {document['payload']['release'][:12]}: {document['payload']['status']})"
+    )
+    typer.echo(
+        f"target    {document['target']['name']}, {document['target']['dtype']}, {document['target']['path']}"
+    )
+    typer.echo(
+        f"prompts   {document['prompts']['count']} of {document['prompts']['file']} (suite {document['suite']})"
+    )
+    typer.echo(f"shapes    {', '.join(document['shapes'])}; up to {document['max_new_tokens']} tokens each")
+    for drafter in document["drafters"]:
+        typer.echo(
+            f"drafter   {printable(drafter['label'])}  {human_bytes(drafter['bytes'])}  {printable(drafter['where'])}"
+        )
+
+
+def _stops(ids: list[int] | None, no_stop: bool) -> tuple[int, ...] | None:
+    from orchestrator.errors import UsageError
+
+    if no_stop and ids:
+        raise UsageError("--no-stop and --stop-token-id do not go together", "give one of them")
+    return () if no_stop else tuple(ids) if ids else None
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Reads KEY=VALUE: true and false, whole numbers, or words."""
+    from orchestrator.errors import UsageError
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(
+            f"--convention {text!r} is not KEY=VALUE", "as in --convention block_position_offset=1"
+        )
+    key, value = key.strip().replace("-", "_"), value.strip()
+    if value.lower() in ("true", "false"):
+        return key, value.lower() == "true"
+    digits = value.removeprefix("-")
+    return key, int(value) if digits.isdecimal() else value
+
+
+def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
+    from orchestrator.errors import UsageError
+
+    if value is not None and value not in allowed:
+        raise UsageError(f"{option} {value!r}: it can be {', '.join(allowed)}")
+    return value

@@ -1,0 +1,155 @@
+"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.common import (
+    InventoryOption,
+    JsonOption,
+    emit_json,
+    open_inventory,
+    stdout_console,
+    talk,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.hosts import Offer
+    from orchestrator.hosts.check import Finding
+    from orchestrator.inventory import HostEntry
+
+__all__ = ["register"]
+
+_app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command group to `orch`."""
+    app.add_typer(_app, name="hosts")
+
+
+@_app.command("ls")
+def ls_command(inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """List the hosts. Opens no connection."""
+    hosts = list(open_inventory(inventory).hosts.values())
+    if as_json:
+        emit_json({"schema": "orch/hosts/1", "hosts": [_host_record(host) for host in hosts]})
+        return
+    rows = [("HOST", "ROLES", "ADDRESS", "GATEWAY", "WORKDIR", "PYTHON")]
+    rows += [
+        (h.name, ",".join(h.roles) or "-", _address(h), h.gateway or "-", h.workdir, h.python) for h in hosts
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+@_app.command("trust")
+def trust_command(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="The host whose key to record.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Record without asking.")] = False,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a host's key (and its gateways'), show the fingerprint, and record it in known_hosts."""
+    from orchestrator.errors import UsageError
+    from orchestrator.hosts import trust
+
+    def confirm(offer: Offer) -> bool:
+        talk(f"{offer.host} ({offer.address}) shows {offer.key}; it would be recorded in {offer.file}")
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise UsageError(
+                f"{offer.host} ({offer.address}) shows {offer.key}; nobody is here to compare it",
+                f"compare the fingerprint with the host's own, then `orch hosts trust {name} --yes`",
+            )
+        return typer.confirm("Is this the host's fingerprint?", default=False, err=True)
+
+    hops = trust(open_inventory(inventory), name, confirm)
+    if as_json:
+        emit_json(
+            {
+                "schema": "orch/hosts-trust/1",
+                "host": name,
+                "keys": [
+                    {
+                        "host": hop.host,
+                        "address": hop.address,
+                        "key_type": hop.key.kind,
+                        "fingerprint": hop.key.fingerprint,
+                        "file": str(hop.file),
+                        "recorded": hop.recorded,
+                    }
+                    for hop in hops
+                ],
+            }
+        )
+        return
+    for hop in hops:
+        what = "recorded in" if hop.recorded else "already in"
+        typer.echo(f"{hop.host} ({hop.address})  {hop.key}  {what} {hop.file}")
+
+
+@_app.command("check")
+def check_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[HOST]…", help="Which hosts.", show_default="all")
+    ] = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Connect to hosts and look: interpreter and its version, free disk below the work folder."""
+    from orchestrator.hosts.check import check_hosts
+
+    book = open_inventory(inventory)
+    findings = check_hosts(book, names or list(book.hosts))
+    if as_json:
+        emit_json({"schema": "orch/hosts-check/1", "hosts": [finding.to_json() for finding in findings]})
+    else:
+        _print_findings(findings)
+    raise typer.Exit(_exit_code(findings))
+
+
+def _exit_code(findings: list[Finding]) -> int:
+    """One code for all hosts: 8 if only some are bad, else the code of their fault."""
+    from orchestrator.errors import HostFailedError, LinkError, PartlyDoneError
+
+    bad = [finding for finding in findings if finding.error]
+    if not bad:
+        return 0
+    if len(bad) < len(findings):
+        return PartlyDoneError.exit_code
+    return LinkError.exit_code if all(finding.unreachable for finding in bad) else HostFailedError.exit_code
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    from orchestrator.text import human_bytes, printable
+
+    for finding in findings:
+        if finding.error:
+            typer.echo(f"{finding.host}  FAILED  {printable(finding.error)}")
+            talk(f"  next: {printable(finding.hint)}")
+            continue
+        free = human_bytes(finding.free_bytes)
+        typer.echo(
+            f"{finding.host}  ok  Python {finding.python_version} ({printable(finding.executable)})  "
+            f"{free} free at {printable(finding.folder)}  {finding.seconds:.2f} s"
+        )
+
+
+def _host_record(host: HostEntry) -> dict[str, Any]:
+    record = host.model_dump(mode="json")
+    record["env"] = sorted(record["env"])  # names only: a value may be a secret
+    return record
+
+
+def _address(host: HostEntry) -> str:
+    if host.sandbox is not None:
+        return f"sandbox:{host.sandbox}"
+    user = f"{host.user}@" if host.user else ""
+    port = f":{host.port}" if host.port else ""
+    return f"{user}{host.address}{port}"

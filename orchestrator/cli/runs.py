@@ -1,0 +1,330 @@
+"""`orch runs`: the local record of runs, and coming back to one: show, logs, attach, cancel, pull, resume, rm."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from orchestrator.runs import Run
+    from orchestrator.runs.attached import AttachedRun
+
+__all__ = ["register"]
+
+LIST_SCHEMA = "orch/runs/1"
+RUN_SCHEMA = "orch/run/1"
+EVAL_SCHEMA = "orch/eval/1"
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's id, the start of it, its label, or: last.", metavar="RUN", show_default=False
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group of commands."""
+    group = typer.Typer(help="The record of runs: list, show, follow, end, bring home.", no_args_is_help=True)
+    for name, command in (
+        ("ls", ls),
+        ("show", show),
+        ("logs", logs),
+        ("attach", attach),
+        ("cancel", cancel),
+        ("pull", pull),
+        ("resume", resume),
+        ("rm", rm),
+    ):
+        group.command(name)(command)
+    app.add_typer(group, name="runs")
+
+
+@contextmanager
+def _opened(path: Path | None, name: str) -> Iterator[AttachedRun]:
+    """Finds a run and opens its host for one command."""
+    from orchestrator.evaluation import Links
+    from orchestrator.evaluation import attach as find
+    from orchestrator.runs import RunStore
+
+    inventory = open_inventory(path)
+    with Links(inventory) as links:
+        yield find(RunStore(inventory.folder), links, name)
+
+
+def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
+    """Returns a run as the JSON documents show it."""
+    seen, pulled = run.seen(), run.pulled()
+    return {
+        "run": run.job_id,
+        "label": run.job.label,
+        "host": run.where.host,
+        "state": "unreachable" if fault else run.status(),
+        "last_known_state": run.status(),
+        "fault": fault or "",
+        "reason": seen.state.reason if seen and seen.state else "",
+        "created": run.job.created,
+        "suite": run.job.suite,
+        "target": run.job.target.name,
+        "shapes": run.job.shapes,
+        "drafters": [drafter.label for drafter in run.job.drafters],
+        "payload_hash": run.job.payload_hash,
+        "folder": str(run.path),
+        "pulled": None if pulled is None else ("complete" if pulled.complete else "incomplete"),
+        "problems": pulled.problems if pulled else [],
+    }
+
+
+def _emit_run(run: Run, **more: Any) -> None:
+    emit_json({"schema": RUN_SCHEMA, **_describe(run), **more})
+
+
+def ls(
+    offline: Annotated[bool, typer.Option("--offline", help="From the record alone: ask no host.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """List runs, oldest first; ask the hosts of those that have not ended."""
+    from orchestrator.evaluation import Links
+    from orchestrator.runs import RunStore
+    from orchestrator.runs.refresh import refresh
+
+    found = open_inventory(inventory)
+    runs, broken = RunStore(found.folder).all()
+    faults: dict[str, str] = {}
+    if not offline:
+        with Links(found) as links:
+            faults = refresh(runs, links.open, links.entry)
+    for text in [*broken, *dict.fromkeys(faults.values())]:
+        talk(f"warning: {text}", quiet=quiet)
+    described = [_describe(run, faults.get(run.job_id)) for run in runs]
+    if as_json:
+        emit_json({"schema": LIST_SCHEMA, "runs": described, "broken": broken})
+    elif described:
+        _print_table(described)
+    else:
+        talk("no runs yet; start one: orch eval --ckpt REF", quiet=quiet)
+
+
+def _print_table(described: list[dict[str, Any]]) -> None:
+    from orchestrator.text import human_seconds
+
+    rows = [["run", "state", "results", "host", "suite", "age", "drafters"]]
+    for run in described:
+        drafters = ", ".join(run["drafters"][:4]) + (" …" if len(run["drafters"]) > 4 else "")
+        age = human_seconds(max(0.0, time.time() - run["created"]))
+        rows.append(
+            [run["run"], run["state"], run["pulled"] or "-", run["host"], run["suite"], age, drafters]
+        )
+    _print_columns(rows)
+
+
+def _print_columns(rows: list[list[str]]) -> None:
+    """Prints rows of cells under each other, whole: the same on a terminal and in a pipe."""
+    from orchestrator.text import printable
+
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    for row in shown:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+    """Show what the record says of a run, and its figures if they were pulled."""
+    from orchestrator.cli.watching import print_figures
+    from orchestrator.evaluation.outcome import read_outcome
+    from orchestrator.runs import RunStore
+    from orchestrator.text import printable
+
+    run = RunStore(open_inventory(inventory).folder).resolve(name)
+    outcome = read_outcome(run)
+    if as_json:
+        _emit_run(run, results=list(outcome.drafters), rejected=list(outcome.rejected))
+        return
+    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run.job.created))
+    for key, value in {**_describe(run), "created": created}.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if shown not in (None, ""):
+            typer.echo(f"{key:17} {printable(str(shown))}")
+    for item in outcome.rejected:
+        typer.echo(f"{'rejected':17} {printable(item['label'])}: {printable(item['reason'])}")
+    if outcome.drafters:
+        typer.echo("")
+        print_figures(outcome)
+
+
+def logs(
+    name: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Print what the worker printed: raw bytes into a pipe, made safe to show on a terminal."""
+    from orchestrator.cli.watching import say_how_to_come_back
+    from orchestrator.runs import RunStore
+
+    run = RunStore(open_inventory(inventory).folder).resolve(name)
+    out = _LogWriter()
+    pulled = run.pulled()
+    if pulled and pulled.complete and "worker.log" in pulled.files:
+        out.write((run.path / "worker.log").read_bytes())
+        return
+    with _opened(inventory, run.job_id) as attached:
+        try:
+            _copy_log(attached, out, follow)
+        except KeyboardInterrupt:
+            say_how_to_come_back(attached)
+            raise typer.Exit(130) from None
+
+
+class _LogWriter:
+    """stdout for a log: bytes as they are, or on a terminal as text that cannot act on it."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
+
+    def write(self, data: bytes) -> None:
+        from orchestrator.text import printable
+
+        if self._decoder is None:
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(printable(self._decoder.decode(data), keep_newlines=True))
+        sys.stdout.flush()
+
+
+def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
+    from orchestrator.runs.follow import Unreachable
+
+    if not follow:
+        offset, more = 0, True
+        while more:
+            piece = attached.log(offset)
+            out.write(piece.data)
+            offset, more = piece.next_offset, piece.more
+        return
+    for update in attached.follow():
+        if isinstance(update, Unreachable):
+            talk(f"unreachable: {update.message}; trying again in {update.retry_in_s:.0f} s")
+        else:
+            out.write(update.log)
+
+
+def attach(
+    name: RunArgument,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Follow a run to its end, wherever it stands now, and bring its results home."""
+    with _opened(inventory, name) as attached:
+        _follow_to_end(attached, as_json=as_json, quiet=quiet)
+
+
+def _follow_to_end(attached: AttachedRun, *, as_json: bool, quiet: bool) -> None:
+    from orchestrator.cli.watching import say_how_to_come_back, show_outcome, watch
+    from orchestrator.evaluation.outcome import conclude
+
+    try:
+        seen = attached.settle()
+        talk(
+            f"job {attached.run.job_id} is {seen.verdict} on {attached.run.where.host}",
+            quiet=quiet or as_json,
+        )
+        outcome = conclude(attached, watch(attached, quiet=quiet or as_json, seen=seen))
+    except KeyboardInterrupt:
+        say_how_to_come_back(attached)
+        raise typer.Exit(130) from None
+    show_outcome(outcome, schema=EVAL_SCHEMA, as_json=as_json, quiet=quiet)
+
+
+def cancel(
+    name: RunArgument,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds between TERM and KILL.")] = 10.0,
+    as_json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """End a run's job and prove that no process of it is left."""
+    with _opened(inventory, name) as attached:
+        done = attached.cancel(grace)
+        run = attached.run
+    if as_json:
+        _emit_run(run, was=done.was)
+    elif done.was == done.state.state:
+        typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
+    else:
+        typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
+        talk(f"its rows are kept: orch runs pull {run.job_id}, or orch runs resume {run.job_id}")
+
+
+def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+    """Bring a run's results home and verify them; what is here already is not sent again."""
+    with _opened(inventory, name) as attached:
+        pulled = attached.pull()
+        run = attached.run
+    if as_json:
+        _emit_run(run, files=pulled.files)
+        return
+    size = sum(entry["size"] for entry in pulled.files.values())
+    from orchestrator.text import human_bytes
+
+    typer.echo(
+        f"{run.job_id}: {len(pulled.files)} files, {human_bytes(size)}, all as its manifest says: {run.path}"
+    )
+    talk(f"next: orch compare {run.job_id}")
+
+
+def resume(
+    name: RunArgument,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Start a job again that ended early; what was measured is not measured again."""
+    with _opened(inventory, name) as attached:
+        state = attached.resume()
+        if not detach:
+            _follow_to_end(attached, as_json=as_json, quiet=quiet)
+        elif as_json:
+            _emit_run(attached.run)
+        else:
+            typer.echo(f"{attached.run.job_id} is {state.state} on {attached.run.where.host}")
+
+
+def rm(
+    name: RunArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if the job has not ended, by the record.")
+    ] = False,
+    as_json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Remove a run from the record here; what is on the host stays there."""
+    from orchestrator.errors import UsageError
+    from orchestrator.launch import ENDED
+    from orchestrator.runs import RunStore
+
+    store = RunStore(open_inventory(inventory).folder)
+    run = store.resolve(name)
+    if not force and run.status() not in ENDED:
+        raise UsageError(
+            f"run {run.job_id} is {run.status()} by the record: without it you cannot come back to the job",
+            f"end it first: `orch runs cancel {run.job_id}`, or pass --force",
+        )
+    about = {"schema": RUN_SCHEMA, **_describe(run), "removed": True}
+    store.remove(run)
+    if as_json:
+        emit_json(about)
+    else:
+        typer.echo(f"removed {run.path}")

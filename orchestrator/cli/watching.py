@@ -1,0 +1,266 @@
+"""A job as it is seen from a terminal, or from a log file: followed to its end, its outcome shown.
+
+What always holds: on a terminal one live line, elsewhere plain lines at intervals; text from the host goes
+through `printable`; Ctrl-C ends the watching, never the job, and says how to come back.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import typer
+
+from orchestrator.cli.common import emit_json, fail, stderr_console, stdout_console, talk
+from orchestrator.text import human_seconds, printable
+
+if TYPE_CHECKING:
+    from orchestrator.errors import OrchError
+    from orchestrator.evaluation.outcome import Outcome
+    from orchestrator.launch import Observation
+    from orchestrator.runs.attached import AttachedRun
+    from orchestrator.runs.follow import Unreachable
+    from remote_payload.protocol import Event
+
+__all__ = ["print_figures", "say_how_to_come_back", "show_outcome", "watch"]
+
+_PHASES = {
+    "load_target": "loading the target",
+    "trajectories": "continuing the prompts",
+    "features": "reading the target's features",
+    "evaluate": "drafting",
+}
+_PLAIN_EVERY_S = 10.0
+
+
+class View(Protocol):
+    """Somewhere to show progress."""
+
+    def step(self, text: str, event: Event) -> None:
+        """Shows how far a phase has come."""
+
+    def note(self, text: str) -> None:
+        """Shows a sentence that stays."""
+
+    def close(self) -> None:
+        """Leaves the screen as it should be."""
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def step(self, text: str, event: Event) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class PlainView:
+    """Lines: one when a phase begins and ends, and one now and then in between."""
+
+    def __init__(self) -> None:
+        self._phase, self._said = "", 0.0
+
+    def step(self, text: str, event: Event) -> None:
+        """Says a line if it is time for one."""
+        now = time.monotonic()
+        ended = bool(event.total) and event.done >= event.total
+        if text == self._phase and not ended and now - self._said < _PLAIN_EVERY_S:
+            return
+        self._phase, self._said = text, now
+        talk("  ".join(part for part in (text, _count(event), _pace(event)) if part))
+
+    def note(self, text: str) -> None:
+        """Says it."""
+        talk(text)
+
+    def close(self) -> None:
+        """Nothing is left on the screen."""
+
+
+class LiveView:
+    """One line on a terminal that moves; sentences scroll above it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}", markup=False),
+        )
+        self._progress = Progress(*columns, console=stderr_console(), transient=True)
+        self._task = self._progress.add_task("waiting for the first word", total=None, figures="")
+        self._progress.start()
+
+    def step(self, text: str, event: Event) -> None:
+        """Moves the line."""
+        figures = "  ".join(part for part in (_count(event), _pace(event)) if part)
+        self._progress.update(
+            self._task, description=text, completed=event.done, total=event.total or None, figures=figures
+        )
+
+    def note(self, text: str) -> None:
+        """Prints it above the line."""
+        self._progress.console.print(text, markup=False)
+
+    def close(self) -> None:
+        """Takes the line away."""
+        self._progress.stop()
+
+
+def _count(event: Event) -> str:
+    unit = "" if event.phase == "load_target" else " prompts"
+    return f"{event.done}/{event.total}{unit}" if event.total > 1 else ""
+
+
+def _pace(event: Event) -> str:
+    rate = f"{event.rate:.1f}/s" if event.rate and event.total > 1 else ""
+    left = f"{human_seconds(event.eta_s)} left" if event.eta_s and event.done < event.total else ""
+    return "  ".join(part for part in (rate, left) if part)
+
+
+class _Narrator:
+    """Turns looks at a job into what is shown."""
+
+    def __init__(self, view: View, drafters: int) -> None:
+        self._view, self._drafters = view, drafters
+        self._seen: dict[str, int] = {}
+        self._state = ""
+        self._away = False
+
+    def look(self, seen: Observation) -> None:
+        if self._away:
+            self._away = False
+            self._view.note(f"{seen.handle.host} answers again")
+        self._where_it_stands(seen)
+        for event in seen.events:
+            self._event(event)
+
+    def catch_up(self, seen: Observation) -> None:
+        for event in seen.events:
+            if event.drafter and event.phase in _PHASES:
+                self._seen.setdefault(event.drafter, len(self._seen) + 1)
+        self._where_it_stands(seen)
+        for event in seen.events[-1:]:
+            self._event(event)
+
+    def _where_it_stands(self, seen: Observation) -> None:
+        state = seen.state
+        if state is None or state.state != "queued" or not state.queue_position:
+            return
+        text = f"queued on {seen.handle.host}: {state.queue_position} before it"
+        if text != self._state:
+            self._state = text
+            self._view.note(text)
+
+    def _event(self, event: Event) -> None:
+        name = printable(event.drafter)
+        if event.phase in _PHASES:
+            text = _PHASES[event.phase]
+            if event.drafter:
+                number = self._seen.setdefault(event.drafter, len(self._seen) + 1)
+                text = f"{text} {name} ({number}/{self._drafters} checkpoints)"
+            self._view.step(text, event)
+        elif event.message:
+            who = f"{name}: " if name else ""
+            kind = "rejected " if event.phase == "rejected" else ""
+            self._view.note(f"{kind}{who}{printable(event.message)}")
+
+    def unreachable(self, update: Unreachable) -> None:
+        self._away = True
+        away = f" for {human_seconds(update.for_s)}" if update.for_s >= 1 else ""
+        self._view.note(
+            f"unreachable{away}: {printable(update.message)}; the job is not touched; "
+            f"trying again in {human_seconds(update.retry_in_s)}"
+        )
+
+
+def watch(attached: AttachedRun, *, quiet: bool, seen: Observation | None = None) -> Observation:
+    """Follows a job to its end, showing progress. KeyboardInterrupt passes through, the screen restored.
+
+    Args:
+        attached: the run.
+        quiet: show nothing.
+        seen: a look that was taken already: of what it brought only the last step is shown.
+    """
+    from orchestrator.launch import START, Observation
+    from orchestrator.runs.follow import is_final
+
+    if seen is not None and is_final(seen):
+        return seen
+
+    view: View = QuietView() if quiet else LiveView() if sys.stderr.isatty() else PlainView()
+    narrator = _Narrator(view, len(attached.run.job.drafters))
+    last = seen
+    try:
+        if seen is not None:
+            narrator.catch_up(seen)
+        for update in attached.follow(seen.cursor if seen else START):
+            if isinstance(update, Observation):
+                last = update
+                narrator.look(update)
+            else:
+                narrator.unreachable(update)
+    finally:
+        view.close()
+    if last is None:
+        raise RuntimeError("following ended without a look at the job")
+    return last
+
+
+def say_how_to_come_back(attached: AttachedRun) -> None:
+    """Says that the job goes on, and the three commands."""
+    run = attached.run
+    talk(f"\ninterrupted here; job {run.job_id} runs on, on {run.where.host}. To come back:")
+    for verb in ("attach", "cancel", "pull"):
+        talk(f"  orch runs {verb} {run.job_id}")
+
+
+def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -> None:
+    """Shows what came of a job; ends the process with the right code if that is not all that was asked."""
+    error = outcome.error()
+    if error is not None and not outcome.drafters:
+        fail(error, as_json=as_json)
+    if as_json:
+        document: dict[str, Any] = {
+            "schema": schema,
+            **outcome.to_json(),
+            "next": f"orch compare {outcome.run_id}",
+        }
+        emit_json(document)
+    else:
+        print_figures(outcome)
+    if error is not None:
+        fail_after_results(error)
+    talk(f"results: {outcome.folder}\nnext: orch compare {outcome.run_id}", quiet=quiet)
+
+
+def fail_after_results(error: OrchError) -> NoReturn:
+    """Says an error on stderr after results went to stdout, and exits with its code."""
+    talk(f"error: {printable(error.message, keep_newlines=True)}")
+    if error.hint:
+        talk(f"  next: {printable(error.hint, keep_newlines=True)}")
+    raise typer.Exit(error.exit_code)
+
+
+def print_figures(outcome: Outcome) -> None:
+    """Prints τ by drafter and shape."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shapes = list(dict.fromkeys(shape for drafter in outcome.drafters for shape in drafter["shapes"]))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("τ")
+    for shape in shapes:
+        table.add_column(Text(printable(shape)), justify="right")
+    for drafter in outcome.drafters:
+        cells = [drafter["shapes"].get(shape, {}).get("tau") for shape in shapes]
+        shown = [Text("-" if cell is None else f"{cell:.3f}") for cell in cells]
+        table.add_row(Text(printable(drafter["label"])), *shown)
+    stdout_console().print(table)

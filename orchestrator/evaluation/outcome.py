@@ -1,0 +1,138 @@
+"""What came of a job: its results brought home and its figures read from the pulled summary.
+
+What always holds: every end of a job has one outcome, and an outcome that is not whole says which exit code
+and which next command it means; results that are there are brought home whatever the end was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import CheckpointRejectedError, HostFailedError, OrchError, ResultsError
+from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.launch import Observation
+    from orchestrator.runs.attached import AttachedRun
+    from orchestrator.runs.store import Run
+
+__all__ = ["Outcome", "conclude", "read_outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason."""
+
+    run_id: str
+    host: str
+    verdict: str
+    reason: str
+    folder: str
+    complete: bool
+    drafters: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[dict[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields for a JSON document."""
+        return {
+            "run": self.run_id,
+            "host": self.host,
+            "state": self.verdict,
+            "reason": self.reason,
+            "folder": self.folder,
+            "complete": self.complete,
+            "drafters": list(self.drafters),
+            "rejected": list(self.rejected),
+        }
+
+    def error(self) -> OrchError | None:
+        """Returns what is wrong with this end; None for a job that did all it should."""
+        if self.rejected:
+            lines = "; ".join(f"{item['label']}: {item['reason']}" for item in self.rejected)
+            kept = " (the others' results are kept)" if self.drafters else ""
+            return CheckpointRejectedError(
+                f"rejected on {self.host}: {lines}{kept}",
+                "mend the checkpoint, or leave it out, and run the eval again",
+                run=self.run_id,
+                rejected=list(self.rejected),
+            )
+        if self.verdict == "done":
+            return None
+        if self.reason.startswith("rejected: "):
+            return CheckpointRejectedError(f"{self.host}: {self.reason}", self._log_hint(), run=self.run_id)
+        why = f": {self.reason}" if self.reason and self.verdict != "cancelled" else ""
+        again = f"`orch runs resume {self.run_id}` goes on where it stopped"
+        return HostFailedError(
+            f"job {self.run_id} {_ENDS.get(self.verdict, self.verdict)} on {self.host}{why}",
+            again if self.verdict in ("cancelled", "lost") else f"{self._log_hint()}; {again}",
+            run=self.run_id,
+            state=self.verdict,
+        )
+
+    def _log_hint(self) -> str:
+        return f"`orch runs logs {self.run_id}` shows what it printed"
+
+
+_ENDS = {
+    "failed": "failed",
+    "cancelled": "was cancelled",
+    "timeout": "ran out of time",
+    "preempted": "was preempted",
+    "lost": "was lost (its supervisor is gone)",
+}
+
+
+def conclude(attached: AttachedRun, last: Observation) -> Outcome:
+    """Brings the results of an ended job home and says what came of it.
+
+    Raises:
+        ResultsError: the job was done, but its results did not arrive whole.
+        LinkError: the link broke; `orch runs pull` finishes it.
+    """
+    try:
+        attached.pull()
+    except ResultsError:
+        if last.verdict == "done":
+            raise
+    return read_outcome(attached.run)
+
+
+def read_outcome(run: Run) -> Outcome:
+    """Reads the outcome of a run from its record."""
+    seen, pulled = run.seen(), run.pulled()
+    state = seen.state if seen else None
+    summary = _summary(run)
+    return Outcome(
+        run_id=run.job_id,
+        host=run.where.host,
+        verdict=seen.verdict if seen else "unsubmitted",
+        reason=state.reason if state else "",
+        folder=str(run.path),
+        complete=bool(pulled and pulled.complete),
+        drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
+        rejected=tuple(summary.get("rejected") or ()),
+    )
+
+
+def _in_order(drafter: Mapping[str, Any], shapes: Sequence[str]) -> dict[str, Any]:
+    """Returns a drafter's figures with its shapes in the order in which they were asked for."""
+    figures = drafter["shapes"]
+    order = [shape for shape in shapes if shape in figures] + [
+        shape for shape in figures if shape not in shapes
+    ]
+    return {**drafter, "shapes": {shape: figures[shape] for shape in order}}
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    path = run.path / "summary.json"
+    if not path.is_file():
+        return {}
+    try:
+        summary = read_json(path)
+        check_schema(summary, SUMMARY_SCHEMA, str(path))
+    except (ProtocolError, AttributeError) as error:
+        raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {run.job_id}`") from error
+    return dict(summary)

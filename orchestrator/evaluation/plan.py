@@ -1,0 +1,203 @@
+"""What a person asked for, settled against the inventory: names, prompts, and the job's record.
+
+What always holds: nothing here touches a host; whatever can be refused by looking at the inventory and the
+prompt file is refused here, with the file and the line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import CheckpointRejectedError, ConfigError, UsageError
+from orchestrator.hosts import resolve_entry
+from remote_payload.protocol import DrafterSpec, Job, TargetSpec, new_job_id, sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from orchestrator.inventory import HostEntry, Inventory, SuiteEntry, TargetEntry
+
+__all__ = ["PROMPTS", "EvalOptions", "Plan", "build_job", "plan", "read_prompts"]
+
+PROMPTS = "prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What a person asked for. None means: the suite's, the target's or the inventory's own."""
+
+    ckpts: Sequence[str]
+    on: str | None = None
+    target: str | None = None
+    suite: str | None = None
+    baseline: str | None = None
+    no_baseline: bool = False
+    label: str = ""
+    prompts: Path | None = None
+    prompt_count: int | None = None
+    shapes: Sequence[str] = ()
+    max_new_tokens: int | None = None
+    stop_token_ids: Sequence[int] | None = None
+    block_size: int | None = None
+    convention: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    samples: int | None = None
+    save_outputs: bool = False
+    timeout_s: float | None = None
+    tail: str = "full"
+    engine: str = "replay"
+    payload: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options mean with this inventory: names settled, prompts read, nothing done."""
+
+    options: EvalOptions
+    entry: HostEntry
+    target: TargetEntry
+    target_path: str
+    suite: SuiteEntry
+    references: tuple[str, ...]
+    prompts: bytes
+    prompts_from: Path
+    prompt_count: int
+
+
+def plan(inventory: Inventory, options: EvalOptions) -> Plan:
+    """Settles what the options leave open.
+
+    Raises:
+        UsageError, ConfigError: a host, target or suite that is not there, or none to choose.
+        CheckpointRejectedError: the prompt file cannot be used.
+    """
+    entry = resolve_entry(inventory, options.on or _only_inference_host(inventory))
+    target = inventory.target(options.target)
+    suite = inventory.suite(options.suite)
+    prompts_from = options.prompts or inventory.resolve(suite.prompts)
+    count = options.prompt_count or (None if options.prompts else suite.count)
+    prompts, number = read_prompts(prompts_from, count)
+    return Plan(
+        options=options,
+        entry=entry,
+        target=target,
+        target_path=inventory.target_path(target, entry),
+        suite=suite,
+        references=_references(inventory, options),
+        prompts=prompts,
+        prompts_from=prompts_from,
+        prompt_count=number,
+    )
+
+
+def _only_inference_host(inventory: Inventory) -> str:
+    hosts = [host.name for host in inventory.hosts_with_role("inference")]
+    if len(hosts) == 1:
+        return hosts[0]
+    if hosts:
+        raise UsageError(
+            f"there are {len(hosts)} inference hosts: {', '.join(hosts)}",
+            f"choose one, as in `--on {hosts[0]}`",
+        )
+    known = ", ".join(inventory.hosts) or "none"
+    raise ConfigError(
+        f"{inventory.path}: no host has the role `inference` (hosts: {known})",
+        "give one `roles: [inference]`, or choose a host with `--on HOST`",
+    )
+
+
+def _references(inventory: Inventory, options: EvalOptions) -> tuple[str, ...]:
+    if options.no_baseline:
+        return tuple(options.ckpts)
+    name = options.baseline or inventory.defaults.baseline
+    if name is None:
+        return tuple(options.ckpts)
+    if options.baseline and inventory.checkpoint(name) is None:
+        return (*options.ckpts, name)  # a reference in its own right, such as HOST:PATH
+    return (*options.ckpts, inventory.baseline(name).name)
+
+
+def read_prompts(path: Path, count: int | None) -> tuple[bytes, int]:
+    """Reads a prompt file's first `count` lines. What the lines mean is the payload's to judge.
+
+    Returns:
+        The bytes to send, and how many prompts they hold.
+    """
+    hint = 'each line is a JSON object, as in {"id": "p1", "text": "..."}'
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise CheckpointRejectedError(
+            f"{path}: {error.strerror}", "check --prompts, or the suite's `prompts:`"
+        ) from error
+    if lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise CheckpointRejectedError(f"{path}: no prompts in it", hint)
+    for number, line in enumerate(lines, 1):
+        fault = _fault(line)
+        if fault:
+            raise CheckpointRejectedError(f"{path}:{number}: {fault}", hint, file=str(path), line=number)
+    kept = lines[:count]
+    return b"\n".join(kept) + b"\n", len(kept)
+
+
+def _fault(line: bytes) -> str:
+    if not line.strip():
+        return "an empty line; remove it"
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 (byte {error.start}: {line[error.start]:#04x})"
+    except ValueError as error:
+        return f"not valid JSON ({error})"
+    return "" if isinstance(record, dict) else "not a JSON object"
+
+
+def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) -> Job:
+    """Returns the job that the plan describes."""
+    options, suite, target = chosen.options, chosen.suite, chosen.target
+    stops = suite.stop_token_ids if options.stop_token_ids is None else options.stop_token_ids
+    threads = target.threads if options.threads is None else options.threads
+    return Job(
+        job_id=new_job_id(options.label or suite.name),
+        payload_hash=payload_hash,
+        kind="eval",
+        target=TargetSpec(
+            target.name,
+            chosen.target_path,
+            options.dtype or target.dtype,
+            target.attn,
+            target.trust_remote_code,
+        ),
+        drafters=list(drafters),
+        prompts=PROMPTS,
+        prompts_hash=sha256_hex(chosen.prompts),
+        suite=suite.name,
+        enable_thinking=suite.enable_thinking,
+        max_new_tokens=options.max_new_tokens or suite.max_new_tokens,
+        stop_ids=None if stops is None else list(stops),
+        temperature=suite.temperature,
+        top_p=suite.top_p,
+        top_k=suite.top_k,
+        seed=suite.seed,
+        samples_per_prompt=suite.samples_per_prompt,
+        shapes=list(options.shapes or suite.shapes),
+        engine=options.engine,
+        block_size=options.block_size or suite.block_size,
+        tail=options.tail,
+        samples=suite.samples if options.samples is None else options.samples,
+        sample_stride=suite.sample_stride,
+        save_outputs=options.save_outputs,
+        device=options.device,
+        threads=threads,
+        timeout_s=options.timeout_s,
+        label=options.label,
+        created=time.time(),
+    )

@@ -1,0 +1,169 @@
+"""From a plan to a recorded run that is ready to be submitted: look, push, stage, record.
+
+What always holds: every checkpoint was looked at before anything is sent; the run is in the local record
+before the host hears of it; a later failure leaves a run that can be attached, resumed or removed by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import checkpoints, releases
+from orchestrator.errors import CheckpointRejectedError
+from orchestrator.evaluation.plan import PROMPTS, Plan, build_job
+from orchestrator.hosts import open_host, resolve_entry
+from orchestrator.payload import load_tree
+from orchestrator.runs.attached import AttachedRun
+from orchestrator.runs.store import RunStore, Where
+from orchestrator.text import human_bytes
+from remote_payload.protocol import DrafterSpec
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoints import Checkpoint
+    from orchestrator.hosts.base import Host
+    from orchestrator.inventory import HostEntry, Inventory
+
+__all__ = ["Links", "attach", "dry_run", "inspect_drafters", "prepare"]
+
+Report = Callable[[str], None]
+Transfer = Callable[[str, int, int], None]
+
+
+class Links:
+    """The open hosts of one command: each is connected once, all are closed at the end."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self._stack = ExitStack()
+        self._hosts: dict[str, Host] = {}
+
+    def __enter__(self) -> Links:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, name: str) -> Host:
+        """Returns a host of the inventory."""
+        if name not in self._hosts:
+            host = open_host(self.inventory, name)
+            self._stack.callback(host.close)
+            self._hosts[name] = host
+        return self._hosts[name]
+
+    def entry(self, name: str) -> HostEntry:
+        """Returns a host's entry as it is in effect."""
+        return resolve_entry(self.inventory, name)
+
+
+def inspect_drafters(chosen: Plan, links: Links, report: Report) -> list[Checkpoint]:
+    """Looks at every checkpoint where it lies. One that is wrong stops everything: nothing was started yet."""
+    found: list[Checkpoint] = []
+    refs = checkpoints.resolve(links.inventory, chosen.references, links.open)
+    rejected: list[CheckpointRejectedError] = []
+    for ref in refs:
+        try:
+            looked = checkpoints.inspect(links.inventory, ref, links.open(ref.host) if ref.host else None)
+        except CheckpointRejectedError as error:
+            rejected.append(error)
+            continue
+        same = next((c for c in found if c.hash == looked.hash and c.convention == looked.convention), None)
+        if same:
+            report(f"{ref.label} is the same drafter as {same.label}: evaluated once")
+        else:
+            found.append(looked)
+    if rejected:
+        raise _rejection(rejected)
+    return found
+
+
+def _rejection(errors: Sequence[CheckpointRejectedError]) -> CheckpointRejectedError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = "\n".join(f"  {error.message}" for error in errors)
+    return CheckpointRejectedError(
+        f"{len(errors)} checkpoints were rejected, nothing was started:\n{lines}",
+        errors[0].hint,
+        rejected=[error.details for error in errors],
+    )
+
+
+def prepare(
+    chosen: Plan, links: Links, store: RunStore, report: Report, transfer: Transfer | None = None
+) -> AttachedRun:
+    """Does all of it up to a recorded run that is ready to be submitted.
+
+    Args:
+        chosen: the plan.
+        links: the way to the hosts.
+        store: where the run is recorded.
+        report: told, in a sentence, what was done.
+        transfer: told (drafter, bytes sent, bytes in all) while checkpoints travel.
+    """
+    drafters = inspect_drafters(chosen, links, report)
+    host, entry = links.open(chosen.entry.name), chosen.entry
+    pushed = releases.push(entry, host, load_tree(chosen.options.payload))
+    if pushed.status != "unchanged":
+        report(f"pushed payload {pushed.release[:12]} to {entry.name} ({human_bytes(pushed.sent)})")
+    specs = [_stage(drafter, chosen, links, report, transfer) for drafter in drafters]
+    job = build_job(chosen, pushed.release, specs)
+    run = store.create(job, Where(host=entry.name, workdir=entry.workdir), {PROMPTS: chosen.prompts})
+    return AttachedRun(run, host, entry)
+
+
+def _stage(
+    drafter: Checkpoint, chosen: Plan, links: Links, report: Report, transfer: Transfer | None
+) -> DrafterSpec:
+    source = links.open(drafter.host) if drafter.host else None
+    python = links.entry(drafter.host).python if drafter.host else sys.executable
+    sent = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal sent
+        sent = done
+        if transfer:
+            transfer(drafter.label, done, total)
+
+    path = checkpoints.stage(
+        drafter, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
+    )
+    if sent:
+        report(f"staged {drafter.label} on {chosen.entry.name} ({human_bytes(sent)})")
+    convention = {**drafter.convention, **chosen.options.convention}
+    return DrafterSpec(drafter.label, path, drafter.hash, convention=convention)
+
+
+def dry_run(chosen: Plan, links: Links, report: Report) -> dict[str, Any]:
+    """Looks at everything, changes nothing, and says what an eval would do."""
+    drafters = inspect_drafters(chosen, links, report)
+    host = links.open(chosen.entry.name)
+    pushed = releases.push(chosen.entry, host, load_tree(chosen.options.payload), dry_run=True)
+    job = build_job(chosen, pushed.release, [])
+    return {
+        "host": chosen.entry.name,
+        "target": {"name": job.target.name, "path": job.target.path, "dtype": job.target.dtype},
+        "suite": job.suite,
+        "prompts": {"file": str(chosen.prompts_from), "count": chosen.prompt_count},
+        "shapes": job.shapes,
+        "max_new_tokens": job.max_new_tokens,
+        "payload": {"release": pushed.release, "status": pushed.status},
+        "drafters": [
+            {
+                "label": d.label,
+                "where": d.ref.where,
+                "hash": d.hash,
+                "bytes": d.size,
+                "convention": dict(d.convention),
+            }
+            for d in drafters
+        ],
+    }
+
+
+def attach(store: RunStore, links: Links, name: str) -> AttachedRun:
+    """Finds a run of the record and opens its host."""
+    run = store.resolve(name)
+    return AttachedRun(run, links.open(run.where.host), links.entry(run.where.host))

@@ -1,0 +1,236 @@
+"""What is printed: snapshots, width, escapes, and that every form says the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from orchestrator.compare import model
+from orchestrator.compare.build import Wanted, compare
+from orchestrator.compare.load import Source, load
+from orchestrator.compare.model import Comparison
+from orchestrator.compare.report.cells import change, figure, p_value, shorten, sparkline, versus
+from orchestrator.compare.report.documents import to_csv, to_document
+from orchestrator.compare.report.markdown import to_markdown
+from orchestrator.compare.report.tables import View, layout, to_plain, to_rich
+from orchestrator.compare.samples import pick_samples
+from orchestrator.compare.stats import Estimate
+from tests.orchestrator.compare.folders import row, rows_of, sample_record, write_run
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe <img onerror=x> | `a` \r\n"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Two steps, a baseline of another block size and three shapes on eight prompts; whole numbers throughout."""
+    lengths = {"step_9": [2, 1, 2, 1], "step_10": [3, 2, 3], "reference": [5, 4]}
+    rows = [
+        row(
+            name,
+            f"p{number}",
+            [max(1, length + bonus - number % 2) for length in own] + [1] * (number % 3),
+            shape=shape,
+            block_size=16 if name == "reference" else 8,
+            dataset=("code", "prose")[number % 2],
+        )
+        for name, own in lengths.items()
+        for shape, bonus in (("chain", 0), ("ddtree:8", 1), ("topk:8", 2))
+        for number in range(8)
+    ]
+    truth = ["elif", " x", ":", "\n"]
+    samples = [
+        sample_record("step_9", ["elif"] * 4, truth),
+        sample_record("step_10", ["elif", " x", ";", ";"], truth),
+        sample_record("reference", truth, truth, block_size=16),
+    ]
+    folder = write_run(
+        tmp_path_factory.mktemp("report") / "20260101-000000-demo-abc123", rows, samples=samples
+    )
+    loaded = load([Source(folder)])
+    whole = compare(loaded, Wanted(default_baseline="reference"))
+    return replace(whole, samples=pick_samples(loaded.runs, whole, 1))
+
+
+def plain(comparison: Comparison, *by: str) -> str:
+    return to_plain(layout(comparison, View(frozenset(by), bars=False)))
+
+
+def coloured(comparison: Comparison) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", highlight=False)
+    console.print(to_rich(layout(comparison, View())), soft_wrap=True, end="")
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_plain_table_is_as_it_was(result: Comparison) -> None:
+    assert plain(result) == (Path(__file__).parent / "plain.txt").read_text()
+
+
+def test_the_markdown_is_as_it_was(result: Comparison) -> None:
+    assert to_markdown(result) == (Path(__file__).parent / "table.md").read_text()
+
+
+def test_plain_has_no_colour_no_bars_and_no_space_at_line_ends(result: Comparison) -> None:
+    text = plain(result, "dataset", "position")
+    assert not set(text) & set("\x1b▁▂▃▄▅▆▇█─┃━┌└")
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_a_terminal_gets_the_same_lines_in_colour_with_bars(result: Comparison) -> None:
+    text = coloured(result)
+    assert "\x1b[32m" in text or "\x1b[1;32m" in text
+    assert re.search("[▁▂▃▄▅▆▇█]{7}", text)
+    stripped = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    assert stripped == to_plain(layout(result, View())).splitlines()
+
+
+@pytest.mark.parametrize("length", [3, 20, 80])
+def test_every_line_fits_100_columns_whatever_the_names(tmp_path: Path, length: int) -> None:
+    names = [f"{'checkpoint-' * 8}"[:length] + f"_{step:05d}" for step in range(4)]
+    rows = [
+        one
+        for name, mean in zip(names, (1.5, 2.0, 2.4, 5.0), strict=True)
+        for one in rows_of(name, mean, range(8), block_size=16, dataset="名前" * length)
+    ]
+    loaded = load([Source(write_run(tmp_path / ("run-" + "x" * length), rows, suite="s" * length * 2))])
+    whole = compare(loaded, Wanted(names[-1]))
+    for view in (View(frozenset({"dataset", "position"})), View(bars=False)):
+        text = to_plain(layout(whole, view))
+        assert max(cell_len(line) for line in text.splitlines()) <= 100
+        assert all(f"_{step:05d}" in text for step in range(4))
+
+
+def test_what_a_model_or_a_label_says_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    rows = [one for name in (HOSTILE, "b") for one in rows_of(name, 2.0, range(6), dataset=HOSTILE)]
+    pieces = [HOSTILE, "</script>", "\x00", "\x9b31m"]
+    records = [
+        sample_record(name, pieces, pieces, prompt_id=HOSTILE, context=HOSTILE, dataset=HOSTILE)
+        for name in (HOSTILE, "b")
+    ]
+    loaded = load([Source(write_run(tmp_path / "run", rows, samples=records, suite=HOSTILE))])
+    whole = compare(loaded, Wanted("b"))
+    whole = replace(whole, samples=pick_samples(loaded.runs, whole, 3))
+    assert len(whole.samples) == 1
+    view = View(frozenset({"dataset", "position"}))
+    for text in (
+        to_plain(layout(whole, view)),
+        to_markdown(whole, view.by),
+        to_csv(whole),
+        to_csv(whole, "dataset"),
+    ):
+        assert not set(text) & set("\x1b\x07\x00\x9b\u202e\r")
+        assert "\\x1b" in text
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(to_rich(layout(whole, view)), soft_wrap=True)
+    assert "\x1b" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "<img" not in to_markdown(whole)
+
+
+def test_markup_in_a_label_is_text(tmp_path: Path) -> None:
+    loaded = load([Source(write_run(tmp_path / "run", rows_of("[bold]x[/bold]", 2.0, range(6))))])
+    assert "[bold]x[/bold]" in coloured(compare(loaded, Wanted()))
+
+
+def test_a_ceiling_is_called_one_everywhere(result: Comparison) -> None:
+    assert "topk:8 · ORACLE CEILING, no verifier runs it" in plain(result)
+    assert "ORACLE CEILING" in to_markdown(result)
+    records = list(csv.DictReader(io.StringIO(to_csv(result))))
+    assert {record["kind"] for record in records if record["shape"] == "topk:8"} == {"oracle ceiling"}
+    document = to_document(result)
+    assert [(block["shape"], block["kind"]) for block in document["blocks"]] == [
+        ("chain", "chain"),
+        ("ddtree:8", "tree"),
+        ("topk:8", "ceiling"),
+    ]
+
+
+def test_the_json_document_has_exactly_the_documented_fields(result: Comparison) -> None:
+    document = json.loads(json.dumps(to_document(result), allow_nan=False))
+    assert document["schema"] == "orch/compare/1"
+    guide = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
+    schema = guide[guide.index("## `orch compare --json`") :]
+    documented = set(re.findall(r"^\| `([a-z_]+)` \|", schema, re.MULTILINE))
+
+    def names(value: object) -> set[str]:
+        if isinstance(value, dict):
+            free = {"dialects", "convention", "settings"}  # their keys are data
+            return set(value) | {n for key, part in value.items() if key not in free for n in names(part)}
+        return {n for part in value for n in names(part)} if isinstance(value, list) else set()
+
+    assert names(document) == documented
+    block = document["blocks"][0]
+    assert block["entries"][1]["versus_baseline"]["against"] == "reference"
+    assert set(block["entries"][0]) == {f.name for f in fields(model.Entry)}
+
+
+def test_undefined_figures_are_null_in_json_and_empty_in_csv(tmp_path: Path) -> None:
+    rows = [row("d", "p1", [], output_tokens=1)]
+    whole = compare(load([Source(write_run(tmp_path / "run", rows))]), Wanted())
+    entry = to_document(whole)["blocks"][0]["entries"][0]
+    assert entry["figure"] == {"value": None, "low": None, "high": None}
+    assert entry["survival"] == [None] * 7
+    (record,) = csv.DictReader(io.StringIO(to_csv(whole)))
+    assert record["value"] == ""
+    assert " - " in plain(whole).replace("-  1", "- 1")
+
+
+def test_csv_has_a_line_per_drafter_and_shape_or_dataset_or_position(result: Comparison) -> None:
+    def lines(by: str | None) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(to_csv(result, by))))
+
+    assert len(lines(None)) == 9
+    assert len(lines("dataset")) == 18
+    assert len(lines("position")) == 3 * (7 + 7 + 15)
+    first = next(record for record in lines(None) if record["drafter"] == "step_10")
+    entry = next(e for e in result.blocks[0].entries if e.name == "step_10")
+    assert float(first["tau"]) == entry.dialects["tau"]
+    assert entry.versus_baseline is not None
+    assert float(first["vs_baseline_change_low"]) == entry.versus_baseline.change.low
+    assert first["vs_previous"] == "step_9"
+
+
+def test_a_label_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path) -> None:
+    whole = compare(load([Source(write_run(tmp_path / "run", rows_of("=1+1", 2.0, range(6))))]), Wanted())
+    (record, *_) = csv.DictReader(io.StringIO(to_csv(whole)))
+    assert record["drafter"] == "'=1+1"
+
+
+def test_an_allowed_difference_stands_at_the_top_of_every_form(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", rows_of("a", 2.0, range(6))),
+        write_run(tmp_path / "b", rows_of("b", 2.0, range(6), seed=7)),
+    ]
+    whole = compare(load(map(Source, folders)), Wanted("a", allow=("seed",)))
+    for text in (plain(whole), to_markdown(whole)):
+        assert text.index("NOT STRICTLY COMPARABLE") < text.index("chain")
+        assert "seed is 0 in a, 7 in b" in text
+    assert to_document(whole)["allowed"] == ["seed is 0 in a, 7 in b"]
+    assert "seed is 0 in a" in to_csv(whole)
+
+
+def test_figures_are_written_one_way() -> None:
+    assert figure(Estimate(4.514, 4.306, 4.72)) == "4.51 [4.31, 4.72]"
+    assert figure(Estimate(4.514)) == "4.51"
+    assert figure(Estimate(math.nan)) == "-"
+    assert change(Estimate(0.123)) == "+12.3 %"
+    assert [p_value(p) for p in (0.0, 0.0004, 0.0006, 0.05, 1.0)] == [
+        "p<0.001", "p<0.001", "p=0.001", "p=0.050", "p=1.000",
+    ]  # fmt: skip
+    assert versus(None) == ""
+    assert sparkline([1.0, 0.5, 0.0, math.nan]) == "█▅▁ "
+    assert len(sparkline([0.5] * 63)) == 16
+
+
+@given(st.text(max_size=40), st.integers(8, 40))
+def test_a_shortened_name_fits(text: str, width: int) -> None:
+    assert cell_len(shorten(text, width)) <= width

@@ -1,0 +1,258 @@
+"""The statistics against independent computations, and what must not change them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from orchestrator.compare.columns import Terms
+from orchestrator.compare.stats import MIN_CLUSTERS, compare_pairs, estimate_ratios, holm
+
+# Accepted tokens and rounds of two drafters on twenty prompts: stored, so that the figures below are too.
+ACCEPTED = [97, 101, 99, 64, 96, 98, 31, 103, 96, 100, 97, 55, 99, 96, 102, 98, 96, 43, 97, 100]
+ROUNDS = [31, 40, 22, 25, 47, 29, 14, 33, 51, 27, 36, 20, 24, 44, 30, 38, 57, 19, 28, 35]
+OTHER_ACCEPTED = [98, 100, 101, 63, 97, 99, 32, 99, 98, 97, 98, 54, 102, 97, 99, 97, 98, 45, 99, 97]
+OTHER_ROUNDS = [28, 41, 20, 24, 42, 29, 12, 30, 49, 27, 33, 18, 24, 40, 29, 37, 55, 16, 27, 31]
+
+counts = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(1, 60), st.integers(1, 300), st.integers(1, 60)),
+    min_size=1,
+    max_size=30,
+)
+
+
+def terms(num: object, den: object) -> Terms:
+    return Terms(np.asarray(num, dtype=float), np.asarray(den, dtype=float))
+
+
+def brute_force_p(ours: Terms, theirs: Terms) -> float:
+    """Every swap, written down with whole numbers in a loop."""
+    pairs = list(zip(ours.num, ours.den, theirs.num, theirs.den, strict=True))
+
+    def statistic(swaps: tuple[bool, ...]) -> float:
+        sums = [0.0] * 4
+        for (a, r, b, s), swap in zip(pairs, swaps, strict=True):
+            for place, value in enumerate((b, s, a, r) if swap else (a, r, b, s)):
+                sums[place] += value
+        return sums[0] / sums[1] - sums[2] / sums[3]
+
+    observed = abs(statistic((False,) * len(pairs)))
+    trials = [abs(statistic(swaps)) for swaps in itertools.product((False, True), repeat=len(pairs))]
+    return sum(trial >= observed - 1e-12 for trial in trials) / len(trials)
+
+
+def test_the_interval_agrees_with_an_independent_bootstrap() -> None:
+    (ours,) = estimate_ratios([terms(ACCEPTED, ROUNDS)])
+    # The independent one is asked for the level that our widened tails amount to: Student's quantile for 19
+    # degrees of freedom; the jackknife's correction is within the tolerance.
+    tail = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, 19))
+    theirs = scipy_stats.bootstrap(
+        (np.array(ACCEPTED), np.array(ROUNDS)),
+        lambda a, r, axis: a.sum(axis=axis) / r.sum(axis=axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        confidence_level=1 - 2 * tail,
+        method="percentile",
+        rng=np.random.default_rng(5),
+    ).confidence_interval
+    assert ours.value == pytest.approx(sum(ACCEPTED) / sum(ROUNDS))
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_the_interval_of_a_paired_ratio_agrees_with_an_independent_bootstrap() -> None:
+    (ours,) = compare_pairs([(terms(OTHER_ACCEPTED, OTHER_ROUNDS), terms(ACCEPTED, ROUNDS))])
+    tail = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, 19))
+    theirs = scipy_stats.bootstrap(
+        tuple(map(np.array, (OTHER_ACCEPTED, OTHER_ROUNDS, ACCEPTED, ROUNDS))),
+        lambda a, r, b, s, axis: (
+            a.sum(axis=axis) / r.sum(axis=axis) / (b.sum(axis=axis) / s.sum(axis=axis)) - 1
+        ),
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        confidence_level=1 - 2 * tail,
+        method="percentile",
+        rng=np.random.default_rng(6),
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.change.low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert ours.change.high == pytest.approx(theirs.high, abs=0.05 * width)
+    assert ours.change.low > 0
+    assert ours.p < 0.01
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 5, 8, 12])
+def test_p_of_few_prompts_is_that_of_every_possible_swap(clusters: int) -> None:
+    ours = terms(OTHER_ACCEPTED[:clusters], OTHER_ROUNDS[:clusters])
+    theirs = terms(ACCEPTED[:clusters], ROUNDS[:clusters])
+    (result,) = compare_pairs([(ours, theirs)])
+    assert result.p == pytest.approx(brute_force_p(ours, theirs), abs=1e-12)
+
+
+def test_p_of_more_prompts_is_close_to_that_of_every_possible_swap() -> None:
+    ours = terms(OTHER_ACCEPTED[:15], [r + 2 * (i % 3 == 0) for i, r in enumerate(OTHER_ROUNDS[:15])])
+    theirs = terms(ACCEPTED[:15], ROUNDS[:15])
+    (result,) = compare_pairs([(ours, theirs)])
+    exact = brute_force_p(ours, theirs)
+    assert 0.01 < exact < 0.9
+    assert result.p == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 10_000))
+
+
+def test_p_is_uniform_where_there_is_no_difference() -> None:
+    rng = np.random.default_rng(11)
+    pairs = []
+    for _ in range(400):
+        hard = rng.lognormal(1.0, 0.4, size=14)
+        sides = [np.maximum(1, np.round(96 / hard * rng.lognormal(0, 0.1, size=14))) for _ in range(2)]
+        pairs.append((terms(np.full(14, 98), sides[0]), terms(np.full(14, 98), sides[1])))
+    chances = [result.p for result in compare_pairs(pairs)]
+    assert scipy_stats.kstest(chances, "uniform").pvalue > 0.01
+    assert 0.02 <= np.mean(np.array(chances) < 0.05) <= 0.08
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts, st.randoms(use_true_random=False))
+def test_the_order_of_prompts_does_not_change_what_is_said(
+    rows: list[tuple[int, ...]], random: object
+) -> None:
+    shuffled = list(rows)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    results = []
+    for order in (rows, shuffled):
+        a, r, b, s = zip(*order, strict=True)
+        results.append(compare_pairs([(terms(a, r), terms(b, s))])[0])
+    first, second = results
+    assert first.change.value == pytest.approx(second.change.value, rel=1e-9, abs=1e-12)
+    assert first.p == pytest.approx(second.p, abs=0.025)
+    assert first.needed == second.needed
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts)
+def test_swapping_sides_mirrors_the_difference_and_keeps_p(rows: list[tuple[int, ...]]) -> None:
+    a, r, b, s = zip(*rows, strict=True)
+    ours, theirs = terms(a, r), terms(b, s)
+    forward, backward = compare_pairs([(ours, theirs), (theirs, ours)])
+    assert forward.p == backward.p
+    assert forward.difference.value == pytest.approx(-backward.difference.value)
+    if forward.difference.low is not None:
+        assert forward.difference.low == pytest.approx(-backward.difference.high, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts)
+def test_an_interval_holds_its_figure_and_there_is_none_for_few_prompts(rows: list[tuple[int, ...]]) -> None:
+    a, r, *_ = zip(*rows, strict=True)
+    (estimate,) = estimate_ratios([terms(a, r)])
+    assert estimate.value == pytest.approx(sum(a) / sum(r))
+    if len(rows) < MIN_CLUSTERS:
+        assert (estimate.low, estimate.high) == (None, None)
+    else:
+        ratios = [x / y for x, y in zip(a, r, strict=True)]
+        assert min(ratios) - 1e-9 <= estimate.low <= estimate.value + 1e-9
+        assert estimate.value - 1e-9 <= estimate.high <= max(ratios) + 1e-9
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 20))
+def test_drafters_that_are_equal_everywhere_are_undecided(clusters: int, accepted: int, rounds: int) -> None:
+    same = terms([accepted] * clusters, [rounds] * clusters)
+    (result,) = compare_pairs([(same, same)])
+    assert result.p == 1.0
+    assert result.change.value == 0
+    if clusters >= MIN_CLUSTERS:
+        assert (result.change.low, result.change.high) == (0, 0)
+
+
+def test_nothing_at_all_has_no_figure_and_no_verdict() -> None:
+    nothing = terms([], [])
+    (estimate,) = estimate_ratios([nothing])
+    (result,) = compare_pairs([(nothing, nothing)])
+    assert math.isnan(estimate.value)
+    assert result.p == 1.0
+    assert math.isnan(result.change.value)
+
+
+def test_a_prompt_without_rounds_on_one_side_is_no_fault() -> None:
+    (result,) = compare_pairs([(terms(ACCEPTED, ROUNDS), terms([0, *ACCEPTED[1:]], [0, *ROUNDS[1:]]))])
+    assert math.isfinite(result.change.value)
+    assert 0 < result.p <= 1
+
+
+def test_a_figure_of_zero_is_no_ground_for_a_ratio() -> None:
+    (result,) = compare_pairs([(terms(ACCEPTED, ROUNDS), terms([0] * 20, ROUNDS))])
+    assert math.isnan(result.change.value)
+    assert result.difference.value > 0
+    assert result.p < 0.01
+
+
+def test_the_same_data_give_the_same_figures_whatever_else_is_asked() -> None:
+    item = terms(ACCEPTED, ROUNDS)
+    (alone,) = estimate_ratios([item])
+    others = estimate_ratios([terms([5] * 7, [2] * 7), item, terms(OTHER_ACCEPTED, OTHER_ROUNDS)])
+    assert others[1] == pytest.approx(alone)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_only_raises_p_and_keeps_its_order(chances: list[float]) -> None:
+    adjusted = holm(chances)
+    assert all(a >= p and a <= 1 for a, p in zip(adjusted, chances, strict=True))
+    order = np.argsort(chances, kind="stable")
+    assert list(np.array(adjusted)[order]) == sorted(adjusted)
+
+
+def test_holm_is_what_the_textbook_says() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def test_the_advised_number_of_prompts_shows_two_per_cent_in_four_of_five_repetitions() -> None:
+    rng = np.random.default_rng(3)
+
+    def draw(clusters: int) -> tuple[Terms, Terms]:
+        hard = rng.lognormal(1.2, 0.3, size=clusters)
+        ours, theirs = (400 / hard * rng.lognormal(0, 0.06, size=clusters) for _ in range(2))
+        return terms(np.full(clusters, 400), ours / 1.02), terms(np.full(clusters, 400), theirs)
+
+    needed = int(np.median([result.needed for result in compare_pairs([draw(400) for _ in range(5)])]))
+    shown = np.mean([result.p < 0.05 for result in compare_pairs([draw(needed) for _ in range(400)])])
+    assert 0.73 <= shown <= 0.87
+
+
+def test_a_thousand_prompts_take_well_under_a_second() -> None:
+    rng = np.random.default_rng(2)
+    sides = [terms(rng.integers(50, 150, 1000), rng.integers(10, 50, 1000)) for _ in range(2)]
+    estimate_ratios([terms([1] * 7, [1] * 7)])
+    start = time.perf_counter()
+    estimate_ratios(sides)
+    compare_pairs([(sides[0], sides[1])])
+    assert time.perf_counter() - start < 3  # about 0.5 s on an idle core; the machine may be shared
+
+
+@pytest.mark.slow
+def test_95_per_cent_intervals_cover_93_to_97_per_cent_at_60_prompts() -> None:
+    """Prompts whose difficulty and length are skewed and correlated, as in real suites."""
+    rng = np.random.default_rng(1)
+
+    def draw(clusters: int) -> Terms:
+        hard = rng.standard_normal(clusters)
+        tau = np.minimum(15, 1 + 4 * np.exp(0.4 * hard))
+        tokens = np.clip(np.exp(5.5 + 0.7 * (0.4 * hard + 0.9 * rng.standard_normal(clusters))), 8, 2048)
+        rounds = np.maximum(1, np.round(tokens / tau * (1 + 0.15 * rng.standard_normal(clusters))))
+        return terms(np.round(tokens + rng.uniform(0, tau)), rounds)
+
+    everything = draw(4_000_000)
+    truth = everything.num.sum() / everything.den.sum()
+    estimates = estimate_ratios([draw(60) for _ in range(2000)])
+    covered = np.mean([estimate.low <= truth <= estimate.high for estimate in estimates])
+    assert 0.93 <= covered <= 0.97

@@ -1,0 +1,166 @@
+"""`orch compare` as a person or a script runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.orchestrator.compare.folders import rows_of, sample_record, write_run
+
+PROGRAM = """
+import sys
+import typer
+from orchestrator.cli import compare
+from orchestrator.cli.common import fail
+from orchestrator.errors import OrchError
+
+app = typer.Typer(rich_markup_mode=None)
+app.callback()(lambda: None)
+compare.register(app)
+try:
+    app()
+except OrchError as error:
+    fail(error, as_json="--json" in sys.argv)
+"""
+
+INVENTORY = """\
+schema: orch/inventory/1
+defaults: {baseline: reference}
+hosts: {}
+targets: {}
+baselines: {reference: {ckpt: /nowhere}}
+suites: {}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with an inventory and two recorded runs, the second of two steps."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    samples = [sample_record(name, ["a", "a"], ["a", "b"]) for name in ("step_9", "step_10")]
+    recorded(tmp_path, "20260101-000000-base-aaaaaa", ["reference"], [4.0], created=1.0)
+    recorded(
+        tmp_path, "20260102-000000-steps-bbbbbb", ["step_9", "step_10"], [1.8, 2.6], samples, created=2.0
+    )
+    return tmp_path
+
+
+def recorded(
+    project: Path, job_id: str, labels: list[str], means: list[float], samples: object = (), **job: object
+) -> Path:
+    rows = [
+        one
+        for label, mean in zip(labels, means, strict=True)
+        for shape in ("chain", "topk:4")
+        for one in rows_of(label, mean, range(12), shape=shape)
+    ]
+    folder = write_run(project / "runs" / job_id, rows, samples=samples, **job)  # type: ignore[arg-type]
+    (folder / "where.json").write_text('{"schema": "orch/where/1", "host": "ct129", "workdir": "/w"}')
+    return folder
+
+
+def orch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1", "PYTHONUTF8": "1", "COLUMNS": "80"}
+    environment.pop("ORCH_INVENTORY", None)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "compare", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_arguments_the_last_eval_against_the_baseline_and_each_other(project: Path) -> None:
+    done = orch(project)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "* reference" in done.stdout
+    chain = next(number for number, line in enumerate(lines) if line.startswith("chain"))
+    names = [line.split()[0] if line[0] != "*" else line.split()[1] for line in lines[chain + 2 : chain + 5]]
+    assert names == ["reference", "step_9", "step_10"]
+    assert "vs reference" in lines[chain + 1]
+    assert "vs previous" in lines[chain + 1]
+    assert "ORACLE CEILING" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_json_is_one_document_with_its_schema_also_for_an_error(project: Path) -> None:
+    document = json.loads(orch(project, "--json").stdout)
+    assert (document["schema"], document["baseline"]) == ("orch/compare/1", "reference")
+    failed = orch(project, "nope", "--json")
+    assert failed.returncode == 2
+    assert json.loads(failed.stdout)["exit_code"] == 2
+    assert "error: there is no run 'nope'" in failed.stderr
+
+
+def test_csv_and_markdown_go_to_stdout(project: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(orch(project, "--csv", "--shape", "chain").stdout)))
+    assert [row["drafter"] for row in rows] == ["reference", "step_9", "step_10"]
+    assert orch(project, "--markdown").stdout.startswith("**chain")
+
+
+def test_by_position_and_samples_add_their_parts(project: Path) -> None:
+    done = orch(
+        project, "step_9", "step_10", "--by", "position", "--samples", "2", "--baseline", "none", "--plain"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "chain: accepted at least" in done.stdout
+    assert "1 accepted  a│a  ⚠ repeats ×2" in done.stdout
+    assert "reference" not in done.stdout
+
+
+def test_not_comparable_names_the_field_and_allow_marks_the_output(project: Path) -> None:
+    rows = rows_of("warm", 2.0, range(12), temperature=0.7)
+    other = write_run(project / "elsewhere", rows)
+    refused = orch(project, "last", str(other))
+    assert refused.returncode == 9
+    assert "temperature is 0.0 in 20260102-000000-steps-bbbbbb" in refused.stderr
+    assert "0.7 in elsewhere" in refused.stderr
+    assert "next: " in refused.stderr
+    assert "--allow temperature" in refused.stderr
+    assert refused.stdout == ""
+    allowed = orch(project, "last", str(other), "--allow", "temperature")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "NOT STRICTLY COMPARABLE" in allowed.stdout
+
+
+def test_results_that_were_tampered_with_end_with_7(project: Path) -> None:
+    with (project / "runs" / "20260102-000000-steps-bbbbbb" / "rows.jsonl").open("a") as stream:
+        stream.write("{}\n")
+    done = orch(project)
+    assert done.returncode == 7
+    assert "rows.jsonl" in done.stderr
+    assert "orch runs pull 20260102-000000-steps-bbbbbb" in done.stderr
+
+
+def test_folders_can_be_compared_without_an_inventory(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rows_of("alone", 2.0, range(6)))
+    done = orch(tmp_path, str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "alone" in done.stdout
+    assert "one drafter only" in done.stderr
+    assert orch(tmp_path, str(folder), "--quiet").stderr == ""
+
+
+def test_two_forms_at_once_and_an_unknown_dimension_are_usage_errors(project: Path) -> None:
+    assert orch(project, "--json", "--csv").returncode == 2
+    assert "dataset or position" in orch(project, "--by", "moon").stderr
+
+
+def test_nothing_recorded_says_what_to_run_next(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    done = orch(tmp_path)
+    assert done.returncode == 2
+    assert "orch eval --ckpt" in done.stderr

@@ -1,0 +1,121 @@
+"""`orch runs …` over the sandbox: detached runs listed, ended, resumed, brought home, removed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from remote_payload import protocol
+from remote_payload.supervise import processes
+from tests.conftest import OrchRun
+
+RunOrch = Callable[..., OrchRun]
+SLOW = ("--prompt-count", "35", "--max-new-tokens", "96", "--no-baseline", "--threads", "1")
+
+
+def start(run_orch: RunOrch, project: Path, *more: str) -> str:
+    words = ("eval", "--ckpt", "ct200:ckpt/step_0160", *SLOW, *more, "--detach")
+    done = run_orch(*words, cwd=project)
+    assert done.code == 0, done.stderr
+    run = done.stdout.strip()
+    assert f"orch runs attach {run}" in done.stderr
+    return run
+
+
+def entry(run_orch: RunOrch, project: Path, run: str, *more: str) -> dict[str, Any]:
+    document = run_orch("runs", "ls", "--json", *more, cwd=project).json()
+    assert document["schema"] == "orch/runs/1"
+    return dict(next(item for item in document["runs"] if item["run"] == run))
+
+
+def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
+    sandbox_project: Path, run_orch: RunOrch
+) -> None:
+    run = start(run_orch, sandbox_project, "--label", "detached")
+    assert entry(run_orch, sandbox_project, run)["state"] in ("queued", "running")
+    refused = run_orch("runs", "rm", run, cwd=sandbox_project)
+    assert refused.code == 2
+    assert "orch runs cancel" in refused.stderr
+    assert run_orch("runs", "pull", run, cwd=sandbox_project).code == 2
+
+    done = run_orch("runs", "cancel", "detached", "--grace", "2", cwd=sandbox_project)
+    assert done.code == 0, done.stderr
+    assert "is cancelled; no process of it is left" in done.stdout
+    assert processes.tagged(run) == []
+    assert entry(run_orch, sandbox_project, run, "--offline")["state"] == "cancelled"
+    again = run_orch("runs", "cancel", run, cwd=sandbox_project)
+    assert "had ended before: cancelled" in again.stdout
+
+    back = run_orch("runs", "resume", run, cwd=sandbox_project, timeout=300)
+    assert back.code == 0, back.stderr
+    assert "step_0160" in back.stdout
+    pulled = run_orch("runs", "pull", run, "--json", cwd=sandbox_project).json()
+    assert pulled["schema"] == "orch/run/1"
+    assert pulled["pulled"] == "complete"
+    rows = list(protocol.iter_jsonl(Path(pulled["folder"]) / "rows.jsonl"))
+    assert len({protocol.Row.from_json(row).key for row in rows}) == len(rows), "a row was computed twice"
+
+    shown = run_orch("runs", "show", run[:20], cwd=sandbox_project)
+    assert shown.code == 0, shown.stderr
+    assert "complete" in shown.stdout
+    assert "ddtree:8" in shown.stdout
+    removed = run_orch("runs", "rm", run, cwd=sandbox_project)
+    assert removed.code == 0, removed.stderr
+    assert not Path(pulled["folder"]).exists()
+
+
+def test_a_run_on_a_host_that_is_away_is_unreachable_and_the_record_keeps_its_word(
+    sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
+) -> None:
+    import shutil
+
+    run = start(run_orch, sandbox_project, "--label", "away")
+    # The same record beside an inventory whose host answers nowhere.
+    away = tmp_path / "away"
+    shutil.copytree(sandbox_project / "runs" / run, away / "runs" / run)
+    text = (sandbox_project / "inventory.yaml").read_text(encoding="utf-8")
+    text = text.replace("{sandbox: ct129, ", "{address: 127.0.0.1, port: 1, connect_timeout: 2, ")
+    (away / "inventory.yaml").write_text(text, encoding="utf-8")
+    began = time.monotonic()
+    listed = run_orch("runs", "ls", "--json", cwd=away)
+    assert listed.code == 0, listed.stderr
+    item = listed.json()["runs"][0]
+    assert item["state"] == "unreachable"
+    assert item["last_known_state"] in ("queued", "running")
+    assert "ct129" in item["fault"]
+    assert time.monotonic() - began < 20
+    assert run_orch("runs", "cancel", run, cwd=sandbox_project).code == 0
+
+
+def test_logs_are_there_while_it_runs_and_after(sandbox_project: Path, run_orch: RunOrch) -> None:
+    words = (
+        "eval",
+        "--ckpt",
+        "ct200:ckpt/step_0160",
+        "--no-baseline",
+        "--prompt-count",
+        "1",
+        "--max-new-tokens",
+        "8",
+    )
+    bad = run_orch(*words, "--shape", "star:3", "--label", "logs", cwd=sandbox_project)
+    assert bad.code == 10, bad.stderr
+    assert "star:3" in bad.stderr
+    logs = run_orch("runs", "logs", "logs", cwd=sandbox_project)
+    assert "star:3" in logs.stdout
+
+
+def test_an_empty_record_and_an_unknown_run_say_what_to_type(project: Path, run_orch: RunOrch) -> None:
+    listed = run_orch("runs", "ls", cwd=project)
+    assert listed.code == 0
+    assert "orch eval" in listed.stderr
+    assert run_orch("runs", "ls", "--json", cwd=project).json() == {
+        "schema": "orch/runs/1",
+        "runs": [],
+        "broken": [],
+    }
+    unknown = run_orch("runs", "show", "x", "--json", cwd=project)
+    assert unknown.code == 2
+    assert unknown.json()["schema"] == "orch/error/1"

@@ -1,0 +1,161 @@
+"""What an eval's options mean with an inventory, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import CheckpointRejectedError, ConfigError, HostFailedError, OrchError, UsageError
+from orchestrator.evaluation import EvalOptions, build_job, plan
+from orchestrator.evaluation.outcome import Outcome
+from orchestrator.evaluation.plan import read_prompts
+from orchestrator.inventory import Inventory, load_inventory
+from remote_payload.protocol import DrafterSpec, Job, sha256_hex
+
+PROMPTS = [{"id": f"p{number}", "text": "τ?"} for number in range(5)]
+HEAD = """schema: orch/inventory/1
+defaults: {target: t, suite: s, baseline: reference}
+targets:
+  t: {path: /models/t, dtype: float32, threads: 3}
+baselines:
+  reference: {ckpt: /ckpt/reference}
+suites:
+  s: {prompts: prompts.jsonl, count: 3, max_new_tokens: 96, shapes: [chain, "ddtree:8"], samples: 4}
+hosts:
+"""
+
+
+def inventory(folder: Path, *hosts: str) -> Inventory:
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS), encoding="utf-8")
+    lines = "".join(f"  {host}\n" for host in hosts)
+    (folder / "inventory.yaml").write_text(HEAD + lines, encoding="utf-8")
+    return load_inventory(folder / "inventory.yaml")
+
+
+ONE = ("gpu1: {address: gpu1, roles: [inference]}", "train: {address: train, roles: [training]}")
+
+
+def test_the_inventory_settles_what_the_options_leave_open(tmp_path: Path) -> None:
+    chosen = plan(inventory(tmp_path, *ONE), EvalOptions(ckpts=("train:/ckpt/a",)))
+    assert chosen.entry.name == "gpu1"
+    assert chosen.references == ("train:/ckpt/a", "reference")
+    assert chosen.prompt_count == 3
+    assert [json.loads(line)["id"] for line in chosen.prompts.splitlines()] == ["p0", "p1", "p2"]
+    job = build_job(chosen, "h" * 64, [DrafterSpec("a", "/staged/a", "d" * 64)])
+    assert (job.target.path, job.target.dtype, job.threads) == ("/models/t", "float32", 3)
+    assert (job.shapes, job.max_new_tokens, job.samples, job.stop_ids) == (["chain", "ddtree:8"], 96, 4, None)
+    assert job.prompts_hash == sha256_hex(chosen.prompts)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_flags_win_over_the_suite_and_the_target(tmp_path: Path) -> None:
+    other = tmp_path / "mine.jsonl"
+    other.write_bytes(b'{"id":1,"text":"x"}\n' * 4)
+    options = EvalOptions(
+        ckpts=("a",),
+        no_baseline=True,
+        prompts=other,
+        shapes=("topk:4",),
+        max_new_tokens=7,
+        stop_token_ids=(),
+        block_size=5,
+        dtype="bfloat16",
+        threads=0,
+        samples=0,
+        label="mine",
+        timeout_s=9.0,
+    )
+    chosen = plan(inventory(tmp_path, *ONE), options)
+    job = build_job(chosen, "h", [])
+    assert chosen.references == ("a",)
+    assert chosen.prompt_count == 4, "the suite's count is of the suite's prompts"
+    assert (job.shapes, job.max_new_tokens, job.stop_ids, job.block_size) == (["topk:4"], 7, [], 5)
+    assert (job.target.dtype, job.threads, job.samples, job.label, job.timeout_s) == (
+        "bfloat16",
+        0,
+        0,
+        "mine",
+        9.0,
+    )
+    assert "mine" in job.job_id
+
+
+def test_with_several_inference_hosts_one_has_to_be_chosen(tmp_path: Path) -> None:
+    several = inventory(tmp_path, ONE[0], "gpu2: {address: gpu2, roles: [inference]}")
+    with pytest.raises(UsageError, match="gpu1, gpu2") as caught:
+        plan(several, EvalOptions(ckpts=("a",)))
+    assert "--on gpu1" in caught.value.hint
+    assert plan(several, EvalOptions(ckpts=("a",), on="gpu2")).entry.name == "gpu2"
+
+
+def test_without_an_inference_host_the_hosts_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train"):
+        plan(inventory(tmp_path, ONE[1]), EvalOptions(ckpts=("a",)))
+
+
+def test_an_unknown_baseline_suite_or_host_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    known = inventory(tmp_path, *ONE)
+    for options, says in (
+        (EvalOptions(ckpts=("a",), suite="z"), "suite 'z'"),
+        (EvalOptions(ckpts=("a",), target="z"), "target 'z'"),
+        (EvalOptions(ckpts=("a",), on="gpu9"), "gpu1"),
+    ):
+        with pytest.raises(OrchError, match=says):
+            plan(known, options)
+    assert plan(known, EvalOptions(ckpts=("a",), baseline="train:/b")).references == ("a", "train:/b")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no prompts"),
+        (b'{"id":1,"text":"a"}\n\n{"id":2,"text":"b"}\n', ":2: an empty line"),
+        (b'{"id":1,"text":"a"}\n{"id":2,"text":"\xff"}\n', ":2: not UTF-8 .*0xff"),
+        (b'{"id":1,"text":\n', ":1: not valid JSON"),
+        (b"[1]\n", ":1: not a JSON object"),
+    ],
+)
+def test_a_prompt_file_that_cannot_be_used_is_rejected_with_its_line(
+    tmp_path: Path, data: bytes, says: str
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointRejectedError, match=says) as caught:
+        read_prompts(path, None)
+    assert caught.value.exit_code == 10
+    assert str(path) in caught.value.message
+
+
+def test_a_prompt_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointRejectedError, match=r"none\.jsonl: No such file"):
+        read_prompts(tmp_path / "none.jsonl", None)
+
+
+def test_prompts_without_a_last_newline_are_whole_lines_on_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"id":1,"text":"a"}\n{"id":2,"text":"b"}')
+    assert read_prompts(path, None) == (b'{"id":1,"text":"a"}\n{"id":2,"text":"b"}\n', 2)
+    assert read_prompts(path, 1) == (b'{"id":1,"text":"a"}\n', 1)
+
+
+def outcome(**fields: Any) -> Outcome:
+    defaults = {"run_id": "r", "host": "h", "verdict": "done", "reason": "", "folder": "/f", "complete": True}
+    return Outcome(**{**defaults, **fields})
+
+
+def test_every_end_has_its_exit_code_and_next_command() -> None:
+    assert outcome(drafters=({"label": "a", "shapes": {}},)).error() is None
+    one_bad = outcome(drafters=({},), rejected=({"label": "b", "reason": "fc is missing"},)).error()
+    assert isinstance(one_bad, CheckpointRejectedError)
+    assert "b: fc is missing" in one_bad.message
+    assert "kept" in one_bad.message
+    assert isinstance(
+        outcome(verdict="failed", reason="rejected: empty prompt").error(), CheckpointRejectedError
+    )
+    for verdict in ("failed", "cancelled", "timeout", "preempted", "lost"):
+        error = outcome(verdict=verdict, reason="because").error()
+        assert isinstance(error, HostFailedError)
+        assert "orch runs resume r" in error.hint

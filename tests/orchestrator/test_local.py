@@ -1,0 +1,107 @@
+"""This machine as a host keeps the contract of `hosts.base.Host`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import HostFailedError, LinkError
+from orchestrator.hosts.local import LocalHost
+
+
+def python(source: str) -> list[str]:
+    return [sys.executable, "-c", source]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    return LocalHost("here", tmp_path)
+
+
+def test_exit_code_and_both_streams_come_back_apart(host: LocalHost) -> None:
+    done = host.run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
+    assert (done.exit_code, done.stdout, done.error_text()) == (7, b"out\n", "err")
+
+
+def test_arguments_reach_the_program_as_they_are(host: LocalHost) -> None:
+    odd = ["a b", "$HOME", "*", "'\"", "new\nline", "ü", ""]
+    done = host.run([*python("import json, sys; print(json.dumps(sys.argv[1:]))"), *odd])
+    assert json.loads(done.stdout) == odd
+
+
+def test_a_program_starts_in_the_home_folder_with_the_given_environment(host: LocalHost, tmp_path: Path) -> None:
+    done = host.run(
+        python("import os; print(os.getcwd(), os.environ['HOME'], os.environ['WHO'])"), env={"WHO": "x y"}
+    )
+    assert done.stdout.decode().split(maxsplit=2) == [str(tmp_path), str(tmp_path), "x y\n"]
+
+
+def test_megabytes_pass_in_both_directions_at_once(host: LocalHost) -> None:
+    data = bytes(range(256)) * 16384
+    echo = "import sys, shutil; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer); sys.stderr.write('e' * 3000000)"
+    done = host.run(python(echo), stdin=(data[i : i + 70000] for i in range(0, len(data), 70000)))
+    assert done.stdout == data
+    assert len(done.stderr) == 3_000_000
+
+
+def test_a_program_that_stops_reading_is_judged_by_its_exit_code(host: LocalHost) -> None:
+    done = host.run(python("print('enough'); raise SystemExit(4)"), stdin=(b"x" * 65536 for _ in range(200)))
+    assert (done.exit_code, done.stdout) == (4, b"enough\n")
+
+
+def test_what_the_input_raises_comes_through_and_the_program_ends(host: LocalHost, tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"first"
+        raise LinkError("the other link broke")
+
+    with pytest.raises(LinkError, match="the other link broke"):
+        host.run(python("import sys; sys.stdin.read(); open('ended', 'w')"), stdin=broken())
+    assert not (tmp_path / "ended").exists()
+
+
+def test_the_deadline_stops_the_program_and_its_children(host: LocalHost, tmp_path: Path) -> None:
+    source = (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c',"
+        "\"import time; time.sleep(1.5); open('child', 'w')\"]); time.sleep(60)"
+    )
+    started = time.monotonic()
+    with pytest.raises(LinkError, match=r"here: .* did not end within 0.5 s"):
+        host.run(python(source), timeout=0.5)
+    assert time.monotonic() - started < 5
+    time.sleep(1.5)
+    assert not (tmp_path / "child").exists()
+
+
+def test_a_signal_is_no_exit_code(host: LocalHost) -> None:
+    assert host.run(python("import os; os.kill(os.getpid(), 9)")).exit_code == -1
+
+
+def test_a_program_that_is_not_there_exits_as_a_shell_says_it(host: LocalHost) -> None:
+    assert host.run(["/no/such/program"]).exit_code == 127
+
+
+def test_a_stream_comes_while_the_program_runs(host: LocalHost) -> None:
+    source = "import sys, time\nfor i in range(3): print(i, flush=True); time.sleep(0.3)"
+    started = time.monotonic()
+    pieces = host.stream(python(source))
+    first = next(pieces)
+    assert time.monotonic() - started < 0.6
+    assert first + b"".join(pieces) == b"0\n1\n2\n"
+
+
+def test_a_failing_stream_raises_after_its_last_piece(host: LocalHost) -> None:
+    pieces = host.stream(python("import sys; print('some'); sys.exit('it broke')"))
+    came = []
+    with pytest.raises(HostFailedError, match=r"here: .*exit code 1\): it broke"):
+        came.extend(pieces)
+    assert b"".join(came) == b"some\n"
+
+
+def test_a_silent_stream_meets_its_limit(host: LocalHost) -> None:
+    with pytest.raises(LinkError, match=r"here: nothing came for 0.3 s"):
+        list(host.stream(python("import time; time.sleep(60)"), timeout=0.3))

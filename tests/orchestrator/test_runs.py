@@ -1,0 +1,319 @@
+"""The local record, following over a bad link, and verified pulls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import HostFailedError, LinkError, ResultsError, UsageError
+from orchestrator.launch import Cursor, Handle, Observation
+from orchestrator.runs import RunStore, Where
+from orchestrator.runs.follow import Unreachable, follow
+from orchestrator.runs.refresh import refresh
+from remote_payload import protocol
+from tests.orchestrator.desk import Desk
+from tests.payload import fake_tree
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.close()
+
+
+# --------------------------------------------------------------------------- the record
+
+
+def record(store: RunStore, job_id: str, *, label: str = "", created: float = 1.0) -> None:
+    job = fake_tree.job(job_id)
+    store.create(
+        type(job)(**{**job.__dict__, "label": label, "created": created}), Where("box", "~/orch"), {}
+    )
+
+
+def test_a_run_is_found_by_id_label_unique_prefix_or_last(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "20260101-a", label="nightly", created=1)
+    record(store, "20260102-b", label="nightly", created=2)
+    record(store, "20270101-c", created=0.5)
+    assert store.resolve("20260101-a").job_id == "20260101-a"
+    assert store.resolve("2027").job_id == "20270101-c"
+    assert store.resolve("nightly").job_id == "20260102-b", "a label means its newest run"
+    assert store.resolve("last").job_id == "20260102-b"
+    with pytest.raises(UsageError, match="begins the ids of 2 runs"):
+        store.resolve("2026")
+    with pytest.raises(UsageError, match="no run 'x'") as caught:
+        store.resolve("x")
+    assert "orch runs ls" in caught.value.hint
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "a")
+    (store.folder / "broken").mkdir()
+    runs, faults = store.all()
+    assert [run.job_id for run in runs] == ["a"]
+    assert len(faults) == 1
+    assert "broken" in faults[0]
+
+
+def test_a_run_is_recorded_whole_before_it_is_submitted(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=1")
+    assert not desk.folder("a").exists()
+    again = desk.store.resolve("a")
+    assert again.job == attached.run.job
+    assert again.files() == {"prompts.jsonl": b'{"id":1}\n'}
+    assert again.where == Where("box", str(desk.workdir))
+    assert again.status() == "unsubmitted"
+
+
+def test_a_client_killed_before_the_launch_comes_back_and_it_is_launched(desk: Desk) -> None:
+    desk.recorded("a", "rows=1")
+    attached = desk.attached(desk.store.resolve("a"))
+    assert attached.settle().verdict in ("queued", "running", "done")
+    desk.until("a", "done")
+
+
+def test_a_finished_job_whose_folder_was_removed_is_not_run_again_by_attaching(desk: Desk) -> None:
+    import shutil
+
+    attached = desk.recorded("a")
+    attached.submit()
+    desk.until("a", "done")
+    attached.pull()
+    shutil.rmtree(desk.folder("a"))
+    with pytest.raises(HostFailedError, match="absent"):
+        attached.settle()
+    assert not desk.folder("a").exists()
+
+
+def test_a_submit_over_a_breaking_link_says_how_to_settle_it(desk: Desk) -> None:
+    attached = desk.recorded("a")
+    desk.host.cut_after = 1
+    with pytest.raises(LinkError) as caught:
+        attached.submit()
+    assert "orch runs attach a" in caught.value.hint
+    assert attached.settle().verdict in ("queued", "running", "done")
+
+
+# --------------------------------------------------------------------------- following
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_a_broken_link_is_retried_later_and_later_and_is_no_end() -> None:
+    handle, clock = Handle("box", "a", ""), FakeClock()
+    answers: list[Any] = [Observation(handle, "running", cursor=Cursor(7))]
+    answers += [LinkError("down")] * 8 + [
+        Observation(handle, "running", cursor=Cursor(9)),
+        Observation(handle, "done"),
+    ]
+    asked: list[Cursor] = []
+
+    def look(cursor: Cursor) -> Observation:
+        asked.append(cursor)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    updates = list(follow(look, clock=clock))
+    away = [update for update in updates if isinstance(update, Unreachable)]
+    assert [update.retry_in_s for update in away] == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert away[-1].for_s == 1 + 2 + 4 + 8 + 16 + 30 + 30
+    assert asked[1:10] == [Cursor(7)] * 9, "what did not arrive is asked for again"
+    assert not isinstance(updates[-1], Unreachable)
+    assert updates[-1].verdict == "done"
+
+
+def test_looks_come_less_often_while_nothing_happens_and_at_once_while_there_is_more() -> None:
+    handle, clock = Handle("box", "a", ""), FakeClock()
+    looks = [Observation(handle, "running")] * 12 + [
+        Observation(handle, "running", log=b"x", more=True),
+        Observation(handle, "running", log=b"x"),
+        Observation(handle, "done", more=True),
+        Observation(handle, "done"),
+    ]
+    count = len(list(follow(lambda _cursor: looks.pop(0), clock=clock)))
+    assert count == 16, "an ended job is read to its end"
+    assert clock.slept[:12] == sorted(clock.slept[:12])
+    assert clock.slept[11] == 2.0
+    assert len(clock.slept) == 13
+    assert clock.slept[12] == 0.3
+
+
+def test_following_sees_every_event_and_byte_once_over_a_cut_link(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=4", "pause=0.15", "print=ünï")
+    attached.submit()
+    events, log, away = [], b"", 0
+    for number, update in enumerate(attached.follow()):
+        if number == 1:
+            desk.host.cut_after = 1
+        if isinstance(update, Unreachable):
+            away += 1
+            continue
+        events += [event.done for event in update.events]
+        log += update.log
+    assert away == 1
+    assert events == [1, 2, 3, 4]
+    assert log.decode() == "ünï\n"
+    assert attached.run.status() == "done"
+
+
+def ways(desk: Desk) -> tuple[Any, Any]:
+    return (lambda _name: desk.host), (lambda _name: desk.entry)
+
+
+def test_one_request_per_host_refreshes_all_its_runs_and_a_dead_host_is_said_not_recorded(desk: Desk) -> None:
+    attached = [desk.recorded(name, "rows=1") for name in "ab"]
+    for run in attached:
+        run.submit()
+    for name in "ab":
+        desk.until(name, "done")
+    runs = [run.run for run in attached]
+    desk.host.cut_before = 1
+    faults = refresh(runs, *ways(desk))
+    assert set(faults) == {"a", "b"}
+    assert all(run.status() != "unreachable" for run in runs)
+    before = desk.host.requests
+    assert refresh(runs, *ways(desk)) == {}
+    assert desk.host.requests == before + 1
+    assert [run.status() for run in runs] == ["done", "done"]
+    assert refresh(runs, *ways(desk)) == {}
+    assert desk.host.requests == before + 1, "ended runs are not asked about"
+
+
+# --------------------------------------------------------------------------- pulling
+
+
+def finished(desk: Desk, *tags: str) -> Any:
+    attached = desk.recorded("a", *(tags or ("rows=3",)))
+    attached.submit()
+    desk.until("a", "done", "failed")
+    return attached
+
+
+def test_results_arrive_whole_and_are_recorded(desk: Desk) -> None:
+    attached = finished(desk)
+    pulled = attached.pull()
+    assert pulled.complete
+    manifest = protocol.read_json(attached.run.path / "MANIFEST.json")
+    assert protocol.verify_manifest(attached.run.path, manifest) == []
+    assert pulled.files == manifest["files"]
+    assert (pulled.host, pulled.job_dir) == ("box", str(desk.folder("a")))
+    assert protocol.read_json(attached.run.path / "state.json")["state"] == "done"
+    assert [path.name for path in attached.run.path.iterdir() if path.name.endswith(".pull")] == []
+    assert attached.run.pulled() == pulled
+
+
+def test_what_is_here_is_not_sent_again(desk: Desk) -> None:
+    attached = finished(desk)
+    attached.pull()
+    sent: list[bytes] = []
+    desk.host.spoil = lambda data: sent.append(data) or data
+    assert attached.pull().complete
+    assert b'"file"' not in sent[0]
+    (attached.run.path / "rows.jsonl").write_bytes(b"edited")
+    assert attached.pull().complete
+    assert sent[1].count(b'"file"') == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: data.replace(b'{"pid"', b'{"Pid"'), "rows.jsonl does not match its manifest"),
+        (lambda data: data[: data.index(b'"file": "summary.json"') + 40], "ended early"),
+        (lambda data: data.replace(b'"file": "summary.json"', b'"file": "../evil.json"'), "unexpected file"),
+    ],
+    ids=["flipped", "cut", "path"],
+)
+def test_a_spoiled_transfer_keeps_what_is_sound_and_is_no_success(desk: Desk, spoil: Any, says: str) -> None:
+    attached = finished(desk)
+    desk.host.spoil = spoil
+    with pytest.raises(ResultsError, match=says) as caught:
+        attached.pull()
+    assert caught.value.exit_code == 7
+    assert "orch runs pull a" in caught.value.hint
+    pulled = attached.run.pulled()
+    assert pulled is not None
+    assert not pulled.complete
+    for name, entry in pulled.files.items():
+        assert protocol.file_sha256(attached.run.path / name) == entry["sha256"]
+    assert not (attached.run.path.parent / "evil.json").exists()
+    desk.host.spoil = None
+    assert attached.pull().complete
+
+
+def test_a_result_that_changed_on_the_host_is_found(desk: Desk) -> None:
+    attached = finished(desk)
+    with (desk.folder("a") / "rows.jsonl").open("ab") as stream:
+        stream.write(b"{}\n")
+    with pytest.raises(ResultsError, match=r"rows\.jsonl does not match"):
+        attached.pull()
+    assert not (attached.run.path / "rows.jsonl").exists()
+    assert (attached.run.path / "summary.json").exists()
+
+
+def test_a_shells_greeting_before_the_stream_does_no_harm(desk: Desk) -> None:
+    attached = finished(desk)
+    desk.host.spoil = lambda data: b"Welcome to box!\n" + data
+    assert attached.pull().complete
+
+
+def test_a_running_job_is_not_pulled(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=500", "pause=0.1")
+    attached.submit()
+    with pytest.raises(UsageError, match="no complete results"):
+        attached.pull()
+    attached.cancel(0.5)
+    assert attached.pull().complete, "a cancelled job's rows are whole by its manifest"
+
+
+def test_the_rows_of_a_lost_job_come_home_but_are_not_called_complete(desk: Desk) -> None:
+    import os
+    import signal
+
+    from tests.orchestrator.desk import wait_for
+
+    attached = desk.recorded("a", "rows=500", "pause=0.1")
+    state = attached.submit()
+    wait_for(lambda: attached.look().new_rows >= 2)
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGKILL)
+    wait_for(lambda: attached.look().verdict == "lost")
+    with pytest.raises(ResultsError, match="no manifest") as caught:
+        attached.pull()
+    assert "orch runs resume a" in caught.value.hint
+    rows = list(protocol.iter_jsonl(attached.run.path / "rows.jsonl"))
+    assert [row["row"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= 2
+
+
+def test_another_versions_results_are_refused(desk: Desk) -> None:
+    attached = finished(desk)
+    desk.host.spoil = lambda data: data.replace(b"orch/send/1", b"orch/send/9")
+    with pytest.raises(ResultsError, match="orch/send/9"):
+        attached.pull()
+
+
+def test_the_records_own_files_say_their_version(desk: Desk) -> None:
+    attached = finished(desk)
+    attached.pull()
+    for name in ("where", "seen", "pulled"):
+        document = json.loads((attached.run.path / f"{name}.json").read_text())
+        assert document["schema"] == f"orch/{name}/1"

@@ -1,0 +1,66 @@
+"""`orch --help` and completion stay as quick as an empty program: nothing heavy is imported for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("fabric", "paramiko", "invoke", "torch", "transformers", "pydantic", "numpy", "scipy", "jinja2", "asyncssh",
+         "yaml", "tenacity", "pyflakes")  # fmt: skip
+
+MAIN = """
+import sys
+import orchestrator.cli.main as main
+sys.argv = ["orch", *{arguments!r}]
+try:
+    main.run()
+except SystemExit as end:
+    assert end.code in (0, None), end.code
+"""
+
+
+def imported_by(program: str) -> set[str]:
+    """The top-level modules that a program has imported when it ends."""
+    ending = "\nimport json, sys\nsys.stderr.write(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program + ending],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_importing_the_program_imports_nothing_heavy() -> None:
+    modules = imported_by("import orchestrator.cli.main")
+    assert "typer" in modules
+    assert not modules & set(HEAVY)
+
+
+def test_the_version_imports_nothing_heavy() -> None:
+    assert not imported_by(MAIN.format(arguments=["--version"])) & set(HEAVY)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = imported_by(MAIN.format(arguments=["--help"]))
+    assert "orchestrator" in modules
+    assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize("command", ["push", "eval", "compare", "runs", "hosts", "sandbox", "demo"])
+def test_the_help_of_every_command_imports_nothing_heavy(command: str) -> None:
+    assert imported_by(MAIN.format(arguments=[command, "--help"])) & set(HEAVY) == set()
+
+
+def test_the_check_would_notice_a_heavy_import() -> None:
+    assert "numpy" in imported_by("import numpy")

@@ -1,0 +1,163 @@
+"""Replay equals the public reference implementations, entry by entry, on every stored list.
+
+`tests/vectors/README.md` says what computed the references. A difference is excused only where the stored
+run has a decision closer than 1e-4, and is printed; a difference anywhere else fails.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remote_payload.drafters.convention import Convention
+from remote_payload.trajectories import Need
+from tests.payload.conftest import PROMPTS, VECTORS, Harness
+
+CHAINS = sorted(VECTORS.glob("chain__*.json"))
+TREES = sorted(VECTORS.glob("ddtree__*.json"))
+EXCUSED_GAP = 1e-4
+compared = {"chain lists": 0, "tree lists": 0, "outputs": 0, "logit blocks": 0, "drafts": 0, "excused": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _report() -> Any:
+    yield
+    print("\nvectors compared:", ", ".join(f"{count} {what}" for what, count in compared.items()))
+
+
+def _same(found: list[int], expected: list[int], run: dict[str, Any], where: str) -> None:
+    if found == expected:
+        return
+    gap = min(run.get("min_top2_gap_target", 1.0), run.get("min_top2_gap_draft", 1.0))
+    print(f"{where}: {found} instead of {expected}; the run's closest decision is {gap:.1e}")
+    assert gap < EXCUSED_GAP, f"{where}: {found} instead of {expected}"
+    compared["excused"] += 1
+
+
+@pytest.mark.parametrize("path", CHAINS, ids=lambda p: p.stem)
+def test_chain_lists_and_outputs_equal_the_reference(harness: Harness, path: Path) -> None:
+    record = json.loads(path.read_text())
+    for name, setting in record["settings"].items():
+        given, runs = setting["params"], setting["runs"]
+        drafter = harness.drafter(record["drafter"], given.get("block_size"))
+        walks, outputs = harness.walk(
+            drafter,
+            [PROMPTS[run["prompt"]] for run in runs],
+            ["chain"],
+            max_new_tokens=given["max_new_tokens"],
+            stops=given["stop_token_ids"] or (),
+        )
+        for run, walked, output in zip(runs, walks, outputs, strict=True):
+            where = f"{path.stem} {name} {run['prompt']}"
+            _same(walked["chain"].accept_lengths, run["acceptance_lengths"], run, where)
+            _same(output, run["output_ids"], run, where + " output")
+            compared["chain lists"] += 1
+            compared["outputs"] += 1
+    assert len(record["settings"]) in (1, 11)
+
+
+@pytest.mark.parametrize("path", CHAINS, ids=lambda p: p.stem)
+def test_drafts_equal_the_reference(harness: Harness, path: Path) -> None:
+    """The argmax of every slot, in every round: stronger than the acceptance lengths."""
+    record = json.loads(path.read_text())
+    setting = record["settings"]["main"]
+    drafter = harness.drafter(record["drafter"])
+    need = Need(
+        setting["params"]["max_new_tokens"], frozenset(setting["params"]["stop_token_ids"]), drafter.drafts
+    )
+    runs = setting["runs"]
+    trajectories = harness.trajectories([PROMPTS[run["prompt"]] for run in runs], need)
+    replay = harness.replay(drafter, trajectories)
+    for row, run in enumerate(runs):
+        anchors = [0]
+        for length in run["acceptance_lengths"][:-1]:
+            anchors.append(anchors[-1] + length)
+        drafts = replay.drafts([(row, anchor) for anchor in anchors], 2)
+        for draft, expected in zip(drafts, run["drafts"], strict=True):
+            # The stored gap covers only slots that decide; slots behind the first miss have their own.
+            differs = draft.ids[:, 0] != np.array(expected)
+            gaps = draft.logprobs[:, 0] - draft.logprobs[:, 1]
+            assert (gaps[differs] < EXCUSED_GAP).all(), f"{path.stem} {run['prompt']}"
+            compared["drafts"] += len(expected)
+
+
+@pytest.mark.parametrize("path", TREES, ids=lambda p: p.stem)
+def test_every_budget_equals_the_reference(harness: Harness, path: Path) -> None:
+    record = json.loads(path.read_text())
+    drafter = harness.drafter(record["drafter"])
+    names = {budget: "chain" if budget == "chain" else f"ddtree:{budget}" for budget in record["budgets"]}
+    prompts = [run["prompt"] for run in record["budgets"]["chain"]]
+    walks, _ = harness.walk(
+        drafter,
+        [PROMPTS[prompt] for prompt in prompts],
+        list(names.values()),
+        max_new_tokens=record["max_new_tokens"],
+        stops=record["stop_token_ids"],
+    )
+    for budget, runs in record["budgets"].items():
+        assert [run["prompt"] for run in runs] == prompts
+        for run, walked in zip(runs, walks, strict=True):
+            found = walked[names[budget]].accept_lengths
+            expected = run.get("acceptance_lengths_untruncated_oracle")
+            if expected is None:
+                # The reference cut the block short in these rounds (its own buffer): comparable before them.
+                cut = min(run.get("truncated_block_rounds") or [len(run["acceptance_lengths"])])
+                found, expected = found[:cut], run["acceptance_lengths"][:cut]
+            _same(found, expected, run, f"{path.stem} {budget} {run['prompt']}")
+            compared["tree lists"] += 1
+
+
+@pytest.mark.parametrize("path", sorted(VECTORS.glob("logits__*.npz")), ids=lambda p: p.stem)
+def test_draft_logits_equal_the_reference(harness: Harness, path: Path) -> None:
+    stored = np.load(path)
+    drafter = harness.drafter(path.stem.removeprefix("logits__"))
+    for index in range(3):
+        ids = stored[f"p{index}_ids"].tolist()
+        features, _ = harness.target.hidden_states([ids], drafter.feature_indices)
+        anchors = torch.tensor(stored[f"p{index}_anchors"])
+        with torch.no_grad():
+            hidden = drafter.draft(
+                drafter.prepare(features), torch.zeros_like(anchors), anchors, torch.tensor(ids)[anchors]
+            )
+            found = harness.target.head(hidden).numpy()
+        assert np.abs(found - stored[f"p{index}_logits"]).max() <= 1e-4
+        compared["logit blocks"] += len(anchors)
+
+
+def test_continuations_equal_greedy_decoding_without_a_cache(harness: Harness) -> None:
+    record = json.loads((VECTORS / "greedy__target-tiny.json").read_text())
+    need = Need(record["n"], frozenset(), 0)
+    trajectories = harness.trajectories([PROMPTS[run["prompt"]] for run in record["runs"]], need)
+    for run, trajectory in zip(record["runs"], trajectories, strict=True):
+        assert (
+            list(trajectory.tokens[: record["n"]]) == run["greedy_ids"] or min(run["top2_gaps"]) < EXCUSED_GAP
+        )
+
+
+def test_the_wrong_variants_that_a_convention_expresses_give_the_references_lists(harness: Harness) -> None:
+    conventions = {
+        "correct": Convention(),
+        "anchor_in_ctx": Convention(context="through_anchor"),
+        "pos_plus1": Convention(block_position_offset=1),
+        "pos_minus1": Convention(block_position_offset=-1),
+        "layer_minus1": Convention(hidden_index_offset=-1),
+        "layer_plus1": Convention(hidden_index_offset=1),
+        "causal_block": Convention(in_block="causal"),
+    }
+    record = json.loads((VECTORS / "wrong_variants.json").read_text())
+    for name, convention in conventions.items():
+        drafter = harness.drafter(record["drafter"], convention=convention)
+        walks, _ = harness.walk(
+            drafter,
+            [PROMPTS[prompt] for prompt in record["prompts"]],
+            ["chain"],
+            max_new_tokens=record["max_new_tokens"],
+            stops=record["stop_token_ids"],
+        )
+        found = [walked["chain"].accept_lengths for walked in walks]
+        assert found == record["variants"][name]["acceptance_lengths"], name
