@@ -12,7 +12,6 @@ from orchestrator.cli.common import (
     JsonOption,
     emit_json,
     open_inventory,
-    stdout_console,
     talk,
 )
 

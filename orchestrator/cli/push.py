@@ -87,11 +87,11 @@ def rollback(
     from contextlib import closing
     from dataclasses import asdict
 
-    from orchestrator.hosts import open_host
+    from orchestrator.hosts import open_host, resolve_entry
     from orchestrator.releases import rollback as roll_back
 
     book = open_inventory(inventory)
-    entry = book.host(host)
+    entry = resolve_entry(book, host)
     with closing(open_host(book, host)) as connection:
         result = roll_back(entry, connection, release)
     if as_json:
@@ -127,12 +127,12 @@ def _chosen(book: Inventory, names: list[str], role: Any, everywhere: bool) -> l
 
 def _push_one(book: Inventory, entry: HostEntry, tree: Tree, dry_run: bool, opened: list[Any]) -> PushResult:
     from orchestrator import releases
-    from orchestrator.hosts import open_host
+    from orchestrator.hosts import open_host, resolve_entry
 
     connection = open_host(book, entry.name)
     opened.append(connection)
     try:
-        return releases.push(entry, connection, tree, dry_run=dry_run)
+        return releases.push(resolve_entry(book, entry.name), connection, tree, dry_run=dry_run)
     finally:
         connection.close()
 

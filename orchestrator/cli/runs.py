@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
-import sys
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from orchestrator.runs import Run
     from orchestrator.runs.attached import AttachedRun
 
@@ -24,13 +19,6 @@ __all__ = ["register"]
 LIST_SCHEMA = "orch/runs/1"
 RUN_SCHEMA = "orch/run/1"
 EVAL_SCHEMA = "orch/eval/1"
-
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A run's id, the start of it, its label, or: last.", metavar="RUN", show_default=False
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,18 +36,6 @@ def register(app: typer.Typer) -> None:
     ):
         group.command(name)(command)
     app.add_typer(group, name="runs")
-
-
-@contextmanager
-def _opened(path: Path | None, name: str) -> Iterator[AttachedRun]:
-    """Finds a run and opens its host for one command."""
-    from orchestrator.evaluation import Links
-    from orchestrator.evaluation import attach as find
-    from orchestrator.runs import RunStore
-
-    inventory = open_inventory(path)
-    with Links(inventory) as links:
-        yield find(RunStore(inventory.folder), links, name)
 
 
 def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
@@ -164,62 +140,6 @@ def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
         print_figures(outcome)
 
 
-def logs(
-    name: RunArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    inventory: InventoryOption = None,
-) -> None:
-    """Print what the worker printed: raw bytes into a pipe, made safe to show on a terminal."""
-    from orchestrator.cli.watching import say_how_to_come_back
-    from orchestrator.runs import RunStore
-
-    run = RunStore(open_inventory(inventory).folder).resolve(name)
-    out = _LogWriter()
-    pulled = run.pulled()
-    if pulled and pulled.complete and "worker.log" in pulled.files:
-        out.write((run.path / "worker.log").read_bytes())
-        return
-    with _opened(inventory, run.job_id) as attached:
-        try:
-            _copy_log(attached, out, follow)
-        except KeyboardInterrupt:
-            say_how_to_come_back(attached)
-            raise typer.Exit(130) from None
-
-
-class _LogWriter:
-    """stdout for a log: bytes as they are, or on a terminal as text that cannot act on it."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
-
-    def write(self, data: bytes) -> None:
-        from orchestrator.text import printable
-
-        if self._decoder is None:
-            sys.stdout.buffer.write(data)
-        else:
-            sys.stdout.write(printable(self._decoder.decode(data), keep_newlines=True))
-        sys.stdout.flush()
-
-
-def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
-    from orchestrator.runs.follow import Unreachable
-
-    if not follow:
-        offset, more = 0, True
-        while more:
-            piece = attached.log(offset)
-            out.write(piece.data)
-            offset, more = piece.next_offset, piece.more
-        return
-    for update in attached.follow():
-        if isinstance(update, Unreachable):
-            talk(f"unreachable: {update.message}; trying again in {update.retry_in_s:.0f} s")
-        else:
-            out.write(update.log)
-
-
 def attach(
     name: RunArgument,
     as_json: JsonOption = False,
@@ -227,7 +147,7 @@ def attach(
     inventory: InventoryOption = None,
 ) -> None:
     """Follow a run to its end, wherever it stands now, and bring its results home."""
-    with _opened(inventory, name) as attached:
+    with opened_run(inventory, name) as attached:
         _follow_to_end(attached, as_json=as_json, quiet=quiet)
 
 
@@ -255,7 +175,7 @@ def cancel(
     inventory: InventoryOption = None,
 ) -> None:
     """End a run's job and prove that no process of it is left."""
-    with _opened(inventory, name) as attached:
+    with opened_run(inventory, name) as attached:
         done = attached.cancel(grace)
         run = attached.run
     if as_json:
@@ -269,7 +189,7 @@ def cancel(
 
 def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
     """Bring a run's results home and verify them; what is here already is not sent again."""
-    with _opened(inventory, name) as attached:
+    with opened_run(inventory, name) as attached:
         pulled = attached.pull()
         run = attached.run
     if as_json:
@@ -292,7 +212,7 @@ def resume(
     inventory: InventoryOption = None,
 ) -> None:
     """Start a job again that ended early; what was measured is not measured again."""
-    with _opened(inventory, name) as attached:
+    with opened_run(inventory, name) as attached:
         state = attached.resume()
         if not detach:
             _follow_to_end(attached, as_json=as_json, quiet=quiet)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Ints, Series, Shape, Terms
+from orchestrator.compare.columns import Series, Shape, Terms
 from orchestrator.compare.comparability import check_comparable
-from orchestrator.compare.model import Block, Comparison, DatasetFigures, Entry, Versus
+from orchestrator.compare.entries import Context, Named, make_entries, sum_terms
+from orchestrator.compare.model import Block, Comparison, Versus
 from orchestrator.compare.names import DrafterKey, DrafterName, drafter_of, name_drafters, natural_key
 from orchestrator.compare.notes import footnotes
-from orchestrator.compare.stats import Estimate, Paired, compare_pairs, estimate_ratios, holm
+from orchestrator.compare.stats import Paired, compare_pairs, holm
 from orchestrator.errors import UsageError
 from remote_payload.tau import DIALECTS
 
@@ -50,23 +51,6 @@ class Wanted:
     allow: tuple[str, ...] = ()
 
 
-class _Named(NamedTuple):
-    """A series with its drafter's name."""
-
-    name: str
-    aliases: tuple[str, ...]
-    series: Series
-
-
-class _Context(NamedTuple):
-    """What every figure of a comparison is made with."""
-
-    dialect: str
-    pair_by_id: bool
-    datasets: tuple[str, ...]
-    baseline: str | None
-
-
 def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     """Compares everything that was loaded.
 
@@ -83,10 +67,10 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     differing = {difference.field for difference in differences}
     names = name_drafters(chosen.series, differing, wanted.baseline or wanted.default_baseline)
     baseline = _find_baseline(chosen.series, names, wanted)
-    context = _Context(wanted.dialect, bool(differing & _PAIRED_BY_ID), chosen.datasets, baseline)
+    context = Context(wanted.dialect, bool(differing & _PAIRED_BY_ID), chosen.datasets, baseline)
     blocks = []
     for shape in sorted({Shape.parse(one.key.shape) for one in chosen.series}, key=lambda shape: shape.order):
-        named = [_Named(*names[drafter_of(s.key)], s) for s in chosen.series if s.key.shape == shape.name]
+        named = [Named(*names[drafter_of(s.key)], s) for s in chosen.series if s.key.shape == shape.name]
         named.sort(key=lambda one: (one.name != baseline, natural_key(one.name)))
         blocks.append(_block(shape, named, context))
     used = {run for one in chosen.series for run in one.runs}
@@ -149,8 +133,8 @@ def _find_baseline(
 # --------------------------------------------------------------------------- one shape
 
 
-def _block(shape: Shape, named: Sequence[_Named], context: _Context) -> Block:
-    entries = _entries(shape, named, context)
+def _block(shape: Shape, named: Sequence[Named], context: Context) -> Block:
+    entries = make_entries(shape, named, context)
     pairs = list(_pairs(named, context.baseline))
     measured = [
         (pair, terms)
@@ -173,15 +157,15 @@ class _Pair(NamedTuple):
     """Two drafters to set against each other; `place` is the candidate's among the entries."""
 
     place: int
-    candidate: _Named
-    reference: _Named
+    candidate: Named
+    reference: Named
     is_baseline: bool
 
 
-def _pairs(named: Sequence[_Named], baseline: str | None) -> Iterable[_Pair]:
+def _pairs(named: Sequence[Named], baseline: str | None) -> Iterable[_Pair]:
     """Each drafter against the baseline and against the one before it in natural order."""
     reference = next((one for one in named if one.name == baseline), None)
-    previous: _Named | None = None
+    previous: Named | None = None
     for place, one in enumerate(named):
         if one is reference:
             continue
@@ -192,7 +176,7 @@ def _pairs(named: Sequence[_Named], baseline: str | None) -> Iterable[_Pair]:
         previous = one
 
 
-def _common(candidate: _Named, reference: _Named, context: _Context) -> tuple[Terms, Terms] | None:
+def _common(candidate: Named, reference: Named, context: Context) -> tuple[Terms, Terms] | None:
     """Both sides' sums over the clusters of their common units, or None if they have none."""
     ours, theirs = candidate.series, reference.series
     keys = (ours.named, theirs.named) if context.pair_by_id else (ours.unit, theirs.unit)
@@ -201,18 +185,9 @@ def _common(candidate: _Named, reference: _Named, context: _Context) -> tuple[Te
         return None
     clusters = theirs.cluster[their_rows]
     return (
-        _sum_terms(ours.terms(context.dialect), our_rows, clusters),
-        _sum_terms(theirs.terms(context.dialect), their_rows, clusters),
+        sum_terms(ours.terms(context.dialect), our_rows, clusters),
+        sum_terms(theirs.terms(context.dialect), their_rows, clusters),
     )
-
-
-def _sum_terms(terms: Terms, rows: Ints, clusters: Ints) -> Terms:
-    """Sums over each cluster, in the order of the clusters' numbers."""
-    members, inverse = np.unique(clusters, return_inverse=True)
-    sums = np.zeros((2, len(members)))
-    np.add.at(sums[0], inverse, terms.num[rows])
-    np.add.at(sums[1], inverse, terms.den[rows])
-    return Terms(sums[0], sums[1])
 
 
 def _versus(against: str, result: Paired, adjusted: float) -> Versus:
@@ -230,76 +205,3 @@ def _versus(against: str, result: Paired, adjusted: float) -> Versus:
         result.needed,
         result.detectable,
     )
-
-
-# --------------------------------------------------------------------------- one drafter
-
-
-def _entries(shape: Shape, named: Sequence[_Named], context: _Context) -> list[Entry]:
-    """All entries of a block; every interval of the block comes from one call."""
-    items: list[Terms] = []
-    slices: list[list[int]] = []
-    for _, _, series in named:
-        terms = series.terms(context.dialect)
-        everything = np.arange(len(series.unit))
-        items.append(_sum_terms(terms, everything, series.cluster))
-        present = [number for number in range(len(context.datasets)) if (series.dataset == number).any()]
-        slices.append(present)
-        for number in present:
-            rows = np.flatnonzero(series.dataset == number)
-            items.append(_sum_terms(terms, rows, series.cluster[rows]))
-    estimates = iter(zip(items, estimate_ratios(items), strict=True))
-    return [
-        _entry(shape, one, present, estimates, context) for one, present in zip(named, slices, strict=True)
-    ]
-
-
-def _entry(
-    shape: Shape,
-    one: _Named,
-    present: Sequence[int],
-    estimates: Iterable[tuple[Terms, Estimate]],
-    context: _Context,
-) -> Entry:
-    series, source = one.series, iter(estimates)
-    whole, figure = next(source)
-    datasets = []
-    for number in present:
-        part, estimate = next(source)
-        rounds = int(series.rounds[series.dataset == number].sum())
-        datasets.append(DatasetFigures(context.datasets[number], estimate, len(part.num), rounds))
-    return Entry(
-        name=one.name,
-        aliases=one.aliases,
-        drafter_hash=series.key.drafter_hash,
-        is_baseline=one.name == context.baseline,
-        engine=series.key.engine,
-        block_size=series.key.block_size,
-        convention=json.loads(series.key.convention),
-        settings=series.key.settings._asdict(),
-        runs=series.runs,
-        figure=figure,
-        dialects={name: _pooled(series.terms(name)) for name in DIALECTS},
-        dataset_mean=_dataset_mean(series, present),
-        clusters=len(whole.num),
-        rows=len(series.unit),
-        rounds=int(series.rounds.sum()),
-        accepted=int(series.accepted.sum()),
-        left_out=int((series.truncated_rounds == 0).sum()),
-        bound=shape.bound(series.slots),
-        survival=tuple(float(share) for share in series.survival),
-        histogram=tuple(int(count) for count in series.histogram),
-        datasets=tuple(datasets),
-    )
-
-
-def _pooled(terms: Terms) -> float:
-    rounds = float(terms.den.sum())
-    return float(terms.num.sum()) / rounds if rounds else float("nan")
-
-
-def _dataset_mean(series: Series, present: Sequence[int]) -> float:
-    """The mean of pooled tau over datasets."""
-    terms = series.terms("tau")
-    parts = [series.dataset == number for number in present]
-    return float(np.mean([_pooled(Terms(terms.num[part], terms.den[part])) for part in parts]))

@@ -9,47 +9,26 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Ints, Series, SeriesKey, Settings, Shape, draft_slots
+from orchestrator.compare.columns import Ints, Series, SeriesKey, Shape, draft_slots
+from orchestrator.compare.folder import Run, read_run
+from orchestrator.compare.records import Place, canonical_convention, check_record, place_of, series_key
 from orchestrator.errors import ResultsError
 from remote_payload.protocol import (
-    ROW_SCHEMA,
     Job,
     ProtocolError,
-    Row,
-    State,
-    canonical_json,
-    check_schema,
     iter_jsonl,
-    read_json,
-    verify_manifest,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Measurements", "Run", "Source", "load", "read_run"]
-
-_ROW_FIELDS = frozenset(f.name for f in fields(Row)) | {"schema"}
-_REQUIRED = _ROW_FIELDS - {"near_ties", "seconds", "output_ids"}
-_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
-    *((name, (str,), "a text") for name in (
-        "drafter", "drafter_hash", "target_hash", "prompt_id", "prompt_hash", "dataset", "shape", "engine",
-        "acceptance", "dtype", "template_hash",
-    )),
-    *((name, (int,), "a whole number") for name in (
-        "turn", "sample", "block_size", "top_k", "seed", "max_new_tokens", "output_tokens",
-    )),
-    *((name, (int, float), "a number") for name in ("temperature", "top_p")),
-    ("stop_ids", (list,), "a list"),
-    ("convention", (dict,), "an object"),
-    ("accept_lengths", (list,), "a list"),
-)  # fmt: skip
+__all__ = ["Measurements", "Source", "load"]
 
 
 class Source(NamedTuple):
@@ -57,21 +36,6 @@ class Source(NamedTuple):
 
     folder: Path
     labels: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as its folder tells it. `state` is empty where no supervisor kept one."""
-
-    folder: Path
-    job: Job
-    state: str
-    complete: bool
-
-    @property
-    def name(self) -> str:
-        """The job's id."""
-        return self.job.job_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,44 +48,6 @@ class Measurements:
     repeats: int = 0
     conflicts: int = 0
     warnings: tuple[str, ...] = ()
-
-
-def read_run(folder: Path) -> Run:
-    """Reads what a run was and whether it is complete.
-
-    Raises:
-        ResultsError: no job.json, a file of another version, or rows that do not match the manifest.
-    """
-    if not (folder / "job.json").is_file():
-        raise ResultsError(
-            f"{folder}: not the folder of a run (no job.json)",
-            "`orch runs ls` lists the runs; a folder has to hold job.json and rows.jsonl",
-        )
-    try:
-        job = Job.from_json(read_json(folder / "job.json"), str(folder / "job.json"))
-        state_file, manifest_file = folder / "state.json", folder / "MANIFEST.json"
-        state = State.from_json(read_json(state_file), str(state_file)).state if state_file.is_file() else ""
-        whole = manifest_file.is_file()
-        problems = _check_rows(folder, read_json(manifest_file)) if whole else []
-    except ProtocolError as error:
-        raise ResultsError(str(error), "pull the run again: `orch runs pull RUN`") from error
-    if problems:
-        raise ResultsError(
-            f"{folder}: {'; '.join(problems)}", f"pull it again: `orch runs pull {job.job_id}`"
-        )
-    return Run(folder, job, state, whole and state in ("", "done"))
-
-
-def _check_rows(folder: Path, manifest: Any) -> list[str]:
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict):
-        raise ProtocolError(f"{folder / 'MANIFEST.json'}: not a manifest")
-    entry = files.get("rows.jsonl")
-    if not entry:
-        return []
-    if not isinstance(entry, dict) or not {"size", "sha256"} <= entry.keys():
-        raise ProtocolError(f"{folder / 'MANIFEST.json'}: rows.jsonl has no size and hash")
-    return verify_manifest(folder, {"files": {"rows.jsonl": entry}})
 
 
 def load(sources: Iterable[Source]) -> Measurements:
@@ -144,8 +70,10 @@ def load(sources: Iterable[Source]) -> Measurements:
 
 def _measured_as(job: Job, labels: frozenset[str]) -> set[str]:
     """The labels under which a job may have measured some drafters: a checkpoint's first name counts."""
-    same = {(spec.hash, _convention(spec.convention)) for spec in job.drafters if spec.label in labels}
-    return {spec.label for spec in job.drafters if (spec.hash, _convention(spec.convention)) in same}
+    same = {
+        (spec.hash, canonical_convention(spec.convention)) for spec in job.drafters if spec.label in labels
+    }
+    return {spec.label for spec in job.drafters if (spec.hash, canonical_convention(spec.convention)) in same}
 
 
 @dataclass
@@ -159,6 +87,10 @@ class _Group:
     ids: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("i"))
     offsets: array[int] = field(default_factory=lambda: array("q", [0]))
+
+
+_Known = dict[tuple[str, int, int], tuple[_Group, int]]
+"""Where each unit of a measurement is: its group and its place there."""
 
 
 class _Names(dict[Any, int]):
@@ -180,7 +112,8 @@ class _Collector:
         self.runs: list[Run] = []
         self.warnings: list[str] = []
         self.groups: dict[SeriesKey, _Group] = {}
-        self.known: dict[SeriesKey, dict[tuple[str, int, int], tuple[_Group, int]]] = {}
+        self.known: dict[SeriesKey, _Known] = {}
+        self.places: dict[Place, tuple[_Group, _Known]] = {}
         self.units, self.named, self.prompts, self.conversations = _Names(), _Names(), _Names(), _Names()
         self.datasets = _Names()
         self.several_turns: set[int] = set()
@@ -212,20 +145,19 @@ class _Collector:
         """A job measures the same checkpoint once, under its first name; its other names are kept."""
         for spec in run.job.drafters:
             for key, group in self.groups.items():
-                same = key.drafter_hash == spec.hash and key.convention == _convention(spec.convention)
+                same = key.drafter_hash == spec.hash and key.convention == canonical_convention(
+                    spec.convention
+                )
                 if same and run.name in group.runs and (labels is None or spec.label in labels):
                     group.labels.setdefault(spec.label)
 
     def _take(self, record: Mapping[str, Any], run: Run) -> None:
-        _check_record(record)
-        key = _series_key(record)
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = _new_group(key, record)
+        check_record(record)
+        place = place_of(record)
+        group, known = self.places.get(place) or self._open(place, record)
         group.labels.setdefault(record["drafter"])
         group.runs.setdefault(run.name)
         unit = (sys.intern(record["prompt_hash"]), record["turn"], record["sample"])
-        known = self.known.setdefault(key._replace(settings=key.settings._replace(template_hash="")), {})
         if unit in known:
             self._meet_again(record, *known[unit])
             return
@@ -244,6 +176,14 @@ class _Collector:
                 record["output_tokens"],
             )
         )
+
+    def _open(self, place: Place, record: Mapping[str, Any]) -> tuple[_Group, _Known]:
+        """Makes the series of a row that is the first of its kind; its key in `known` is that of a row."""
+        key = series_key(record)
+        group = self.groups[key] = _new_group(key, record)
+        measured = key._replace(settings=key.settings._replace(template_hash=""))
+        self.places[place] = (group, self.known.setdefault(measured, {}))
+        return self.places[place]
 
     def _meet_again(self, record: Mapping[str, Any], group: _Group, place: int) -> None:
         self.repeats += 1
@@ -291,43 +231,12 @@ def _series(key: SeriesKey, group: _Group, ranks: list[Ints], several: np.ndarra
     )
 
 
-def _convention(settings: Mapping[str, Any]) -> str:
-    return canonical_json(settings) if settings else "{}"
-
-
-def _series_key(record: Mapping[str, Any]) -> SeriesKey:
-    settings = Settings(*(record[name] for name in Settings._fields))
-    settings = settings._replace(stop_ids=tuple(settings.stop_ids))
-    return SeriesKey(
-        record["drafter_hash"],
-        record["engine"],
-        record["block_size"],
-        _convention(record["convention"]),
-        settings,
-        record["shape"],
-    )
-
-
 def _new_group(key: SeriesKey, record: Mapping[str, Any]) -> _Group:
     slots = draft_slots(key.block_size, record["convention"])
     try:
         return _Group(slots, Shape.parse(key.shape).bound(slots))
     except ValueError as error:
         raise ProtocolError(str(error)) from error
-
-
-def _check_record(record: Mapping[str, Any]) -> None:
-    check_schema(record, ROW_SCHEMA)
-    names = record.keys()
-    if not names <= _ROW_FIELDS:
-        raise ProtocolError(f"unknown fields {', '.join(sorted(names - _ROW_FIELDS))}")
-    if not names >= _REQUIRED:
-        raise ProtocolError(f"missing fields {', '.join(sorted(_REQUIRED - names))}")
-    for name, allowed, what in _TYPES:
-        if type(record[name]) not in allowed:
-            raise ProtocolError(f"{name} is {record[name]!r}, not {what}")
-    if min(record["turn"], record["sample"], record["block_size"], record["output_tokens"]) < 0:
-        raise ProtocolError("turn, sample, block_size or output_tokens is negative")
 
 
 def _append_lengths(group: _Group, record: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from remote_payload.protocol import SAMPLE_SCHEMA, ProtocolError, canonical_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.compare.load import Run
+    from orchestrator.compare.folder import Run
     from orchestrator.compare.model import Comparison
 
 __all__ = ["pick_samples"]

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.compare.load import Source, read_run
+from orchestrator.compare.folder import read_run
+from orchestrator.compare.load import Source
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ and which next command it means; results that are there are brought home whateve
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import CheckpointRejectedError, HostFailedError, OrchError, ResultsError
+from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.launch import Observation
     from orchestrator.runs.attached import AttachedRun
     from orchestrator.runs.store import Run
+
+_PULL_PAUSES_S = (1.0, 4.0, 0.0)
 
 __all__ = ["Outcome", "conclude", "read_outcome"]
 
@@ -90,14 +93,32 @@ def conclude(attached: AttachedRun, last: Observation) -> Outcome:
 
     Raises:
         ResultsError: the job was done, but its results did not arrive whole.
-        LinkError: the link broke; `orch runs pull` finishes it.
+        LinkError: the link broke again and again; `orch runs pull` finishes it.
     """
     try:
-        attached.pull()
+        _pull_patiently(attached)
     except ResultsError:
         if last.verdict == "done":
             raise
     return read_outcome(attached.run)
+
+
+def _pull_patiently(attached: AttachedRun) -> None:
+    """Pulls, also over a link that breaks: what arrived is not sent again."""
+    for pause in _PULL_PAUSES_S:
+        try:
+            attached.pull()
+        except LinkError as error:
+            broken = error
+            time.sleep(pause)
+        else:
+            return
+    job_id = attached.run.job_id
+    raise LinkError(
+        f"{broken.message}; job {job_id} has ended, its results are on the host",
+        f"`orch runs pull {job_id}` goes on where it stopped",
+        **broken.details,
+    ) from broken
 
 
 def read_outcome(run: Run) -> Outcome:

@@ -75,7 +75,8 @@ def _classify_text(endpoint: Endpoint, error: Exception, stage: str) -> tuple[st
         return "banner", "no SSH server answered there (its greeting did not come)", _CUT_HINT, cut
     if "No authentication methods" in text:
         return _classify_login(endpoint, error)
-    if "imeout" in text or "timed out" in text.lower():
+    # paramiko lets a handshake that takes too long end without a word, and misses the session afterwards
+    if "imeout" in text or "timed out" in text.lower() or "No existing session" in text:
         return _timed_out(endpoint, stage or "key exchange")
     if isinstance(error, OSError):
         return stage or "connect", f"cannot be reached: {error.strerror or text}", _ADDRESS_HINT, False

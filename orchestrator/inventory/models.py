@@ -90,6 +90,13 @@ class HostEntry(Entry):
             raise ValueError("must be absolute or start with ~/")
         return value
 
+    @field_validator("python")
+    @classmethod
+    def _program_on_host(cls, value: str) -> str:
+        if value.startswith("~") or ("/" in value and not value.startswith("/")):
+            raise ValueError("must be an absolute path, or the bare name of a program on the host's PATH")
+        return value
+
     @field_validator("gpus")
     @classmethod
     def _distinct(cls, value: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:

@@ -169,7 +169,7 @@ _HINTS = {
     "conflict": "give the new run another label, or wait a second and run the command again",
     "leftover": "end those processes on the host, then run the command again",
     "busy": "wait for the other command to end, then run this one again",
-    "launch": "see supervisor.log in the job's folder on {host}, then try again: `orch runs resume {job}`",
+    "launch": "see supervisor.log in the job's folder on {host}, then try again: `orch runs attach {job}`",
 }
 
 
@@ -177,7 +177,7 @@ def _explained(error: HostFailedError, handle: Handle) -> OrchError:
     """Gives what the supervisor refused the next command to type."""
     reason = str(error.details.get("reason", ""))
     if error.details.get("kind") == "no_release":
-        hint = f"`orch push {handle.host}` installs the current payload there"
+        hint = f"push it again (`orch push {handle.host}`), or run the eval again with the current one"
     elif reason in _HINTS:
         hint = _HINTS[reason].format(job=handle.job_id, host=handle.host)
     else:

@@ -7,6 +7,7 @@ right before the signal, through a handle that cannot change owner where the sys
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -104,18 +105,31 @@ def tagged(job_id: str) -> list[int]:
 def _signal(pid: int, job_id: str, number: signal.Signals) -> None:
     """Signals a process if it still carries the tag when the signal is sent."""
     try:
-        if not hasattr(os, "pidfd_open"):
-            if _carries(pid, job_id):
-                os.kill(pid, number)
-            return
-        handle = os.pidfd_open(pid)
+        handle = _open(pid)
         try:
-            if _carries(pid, job_id):
+            if not _carries(pid, job_id):
+                return
+            if handle is None:
+                os.kill(pid, number)
+            else:
                 signal.pidfd_send_signal(handle, number)
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
     except ProcessLookupError:
         return  # it ended by itself, which is what was wanted
+
+
+def _open(pid: int) -> int | None:
+    """Returns a handle that stays this process's; None where the system (macOS, Linux before 5.3) has none."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return None
+        raise
 
 
 def end_tagged(

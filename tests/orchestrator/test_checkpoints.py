@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checkpoints
-from orchestrator.checkpoints import Checkpoint, CheckpointRef, inspect, resolve, stage, step_of
+from orchestrator.checkpoints import Checkpoint, CheckpointRef, inspect, resolve, stage, staging, step_of
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, UsageError
 from orchestrator.inventory import CheckpointEntry, HostEntry, Inventory
 from remote_payload import protocol
-from tests.orchestrator.trees import CONFIG, WatchedHost, below, make_host, make_inventory, safetensors, write_checkpoint
+from tests.orchestrator.trees import (
+    CONFIG,
+    WatchedHost,
+    below,
+    make_host,
+    make_inventory,
+    safetensors,
+    write_checkpoint,
+)
 
 
 class Lab:
@@ -29,8 +36,12 @@ class Lab:
         self.hosts: dict[str, WatchedHost] = {}
         for name in ("ct200", "ct129"):
             self.entries[name], self.hosts[name] = make_host(folder, name)
-        baselines = {"reference": CheckpointEntry(name="reference", ckpt="models/ref", convention={"context": "x"})}
-        drafters = {"lab": CheckpointEntry(name="lab", ckpt="ct200:ckpt/step_2", convention={"label_offset": 1})}
+        baselines = {
+            "reference": CheckpointEntry(name="reference", ckpt="models/ref", convention={"context": "x"})
+        }
+        drafters = {
+            "lab": CheckpointEntry(name="lab", ckpt="ct200:ckpt/step_2", convention={"label_offset": 1})
+        }
         self.inventory: Inventory = make_inventory(
             folder, *self.entries.values(), baselines=baselines, drafters=drafters
         )
@@ -74,8 +85,16 @@ def test_a_path_starts_here_and_a_hosts_path_in_its_home(lab: Lab, monkeypatch: 
 
 def test_a_name_of_the_inventory_carries_its_convention(lab: Lab) -> None:
     reference, drafter, path = lab.resolve("reference", "lab", "./reference")
-    assert (reference.path, reference.label, reference.name) == (str(lab.folder / "models/ref"), "reference", "reference")
-    assert (drafter.host, drafter.path, dict(drafter.convention)) == ("ct200", "ckpt/step_2", {"label_offset": 1})
+    assert (reference.path, reference.label, reference.name) == (
+        str(lab.folder / "models/ref"),
+        "reference",
+        "reference",
+    )
+    assert (drafter.host, drafter.path, dict(drafter.convention)) == (
+        "ct200",
+        "ckpt/step_2",
+        {"label_offset": 1},
+    )
     assert (path.name, dict(path.convention)) == (None, {})
     assert path.label == f"{Path.cwd().name}/reference"
     both = lab.resolve("reference", str(lab.folder / "models/ref"), "reference")
@@ -122,7 +141,13 @@ def test_a_reference_that_names_nothing_is_refused(lab: Lab, ref: str, match: st
 
 
 def test_labels_are_unique_and_the_same_folder_comes_once(lab: Lab) -> None:
-    refs = ["ct200:/a/run1/step_5", "ct200:/a/run2/step_5", "/x/run1/step_5", "ct200:/b/step_6", "ct200:/b/step_6"]
+    refs = [
+        "ct200:/a/run1/step_5",
+        "ct200:/a/run2/step_5",
+        "/x/run1/step_5",
+        "ct200:/b/step_6",
+        "ct200:/b/step_6",
+    ]
     found = lab.resolve(*refs)
     assert [ref.label for ref in found] == ["a/run1/step_5", "run2/step_5", "x/run1/step_5", "step_6"]
     same = lab.resolve("ct200:/a/step_5", "ct129:/a/step_5", "/a/step_5")
@@ -145,7 +170,9 @@ def test_the_step_comes_from_the_folders_name(path: str, step: int | None) -> No
 
 def test_a_look_takes_only_what_the_drafter_needs_and_hashes_it(lab: Lab) -> None:
     folder = write_checkpoint(lab.home("ct200") / "ckpt" / "step_40")
-    (folder / "orch.json").write_text(json.dumps({"convention": {"context": "through_anchor", "label_offset": 0}}))
+    (folder / "orch.json").write_text(
+        json.dumps({"convention": {"context": "through_anchor", "label_offset": 0}})
+    )
     seen = lab.inspect("ct200:ckpt/step_40")
     assert [file.name for file in seen.files] == ["config.json", "orch.json", "model.safetensors"]
     for file in seen.files:
@@ -211,7 +238,9 @@ def config(**changes: Any) -> Any:
 
 
 def nested(**changes: Any) -> Any:
-    merged = {key: value for key, value in {**CONFIG["dflash_config"], **changes}.items() if value is not None}
+    merged = {
+        key: value for key, value in {**CONFIG["dflash_config"], **changes}.items() if value is not None
+    }
     return config(dflash_config=merged)
 
 
@@ -230,29 +259,53 @@ def grow(folder: Path) -> None:
 
 REJECTED = {
     "no config": (lambda f: (f / "config.json").unlink(), r"no config.json in this folder"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text('{"block'), r"config.json is not valid JSON"),
+    "config is no JSON": (
+        lambda f: (f / "config.json").write_text('{"block'),
+        r"config.json is not valid JSON",
+    ),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), r"config.json is not a JSON object"),
     "no layer ids": (nested(target_layer_ids=None), r"target_layer_ids is missing .* not guessed"),
-    "odd layer ids": (nested(target_layer_ids=[1, "3"]), r"target_layer_ids is \[1, '3'\], not a list of layer"),
+    "odd layer ids": (
+        nested(target_layer_ids=[1, "3"]),
+        r"target_layer_ids is \[1, '3'\], not a list of layer",
+    ),
     "no block size": (config(block_size=None), r"block_size is missing"),
     "block of one": (config(block_size=1), r"block_size is 1; a block has the anchor"),
     "no mask": (nested(mask_token_id=None), r"mask_token_id is missing"),
-    "mask outside": (nested(mask_token_id=264), r"mask_token_id 264 is outside the vocabulary \(vocab_size 264\)"),
+    "mask outside": (
+        nested(mask_token_id=264),
+        r"mask_token_id 264 is outside the vocabulary \(vocab_size 264\)",
+    ),
     "negative mask": (nested(mask_token_id=-1), r"mask_token_id is -1, not a whole number"),
     "no vocabulary": (config(vocab_size=None), r"vocab_size is missing"),
     "speculators": (config(speculators_model_type="dflash"), r"speculators' format .* not read yet"),
-    "no tensors": (lambda f: (f / "model.safetensors").unlink(), r"no model.safetensors .*; it has optimizer.safe"),
+    "no tensors": (
+        lambda f: (f / "model.safetensors").unlink(),
+        r"no model.safetensors .*; it has optimizer.safe",
+    ),
     "empty": (cut(0), r"truncated, or not a safetensors file \(0 bytes\)"),
     "header cut": (cut(20), r"truncated, or not a safetensors file \(20 bytes\)"),
     "tensors cut": (cut(200), r"truncated: 200 bytes, its header promises \d+"),
     "bytes after": (grow, r"\d+ bytes, its header promises only \d+"),
-    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}q" * 50), r"not a safetensors"),
+    "not safetensors": (
+        lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}q" * 50),
+        r"not a safetensors",
+    ),
     "index broken": (index("{"), r"index.json is not valid JSON"),
     "index empty": (index("{}"), r"the index has no weight_map"),
     "index leaves": (index('{"weight_map": {"a": "../x.safetensors"}}'), r"names a file outside its folder"),
-    "shard absent": (index('{"weight_map": {"a": "b.safetensors"}}'), r"b.safetensors is in the index but not there"),
-    "shard lacks": (index('{"weight_map": {"a": "model.safetensors"}}'), r"the index promises a in this file"),
-    "convention": (lambda f: (f / "orch.json").write_text('{"convention": [1]}'), r"convention is not an object"),
+    "shard absent": (
+        index('{"weight_map": {"a": "b.safetensors"}}'),
+        r"b.safetensors is in the index but not there",
+    ),
+    "shard lacks": (
+        index('{"weight_map": {"a": "model.safetensors"}}'),
+        r"the index promises a in this file",
+    ),
+    "convention": (
+        lambda f: (f / "orch.json").write_text('{"convention": [1]}'),
+        r"convention is not an object",
+    ),
 }
 
 
@@ -271,7 +324,9 @@ def test_what_cannot_be_evaluated_is_rejected_where_it_lies(lab: Lab, case: str)
 
 def test_a_checkpoint_that_is_not_there_shows_its_neighbours(lab: Lab) -> None:
     write_checkpoint(lab.home("ct200") / "ckpt" / "step_40")
-    with pytest.raises(CheckpointRejectedError, match=r"ct200: there is no such checkpoint; beside it: step_40 \(/"):
+    with pytest.raises(
+        CheckpointRejectedError, match=r"ct200: there is no such checkpoint; beside it: step_40 \(/"
+    ):
         lab.inspect("ct200:ckpt/step_41")
     with pytest.raises(CheckpointRejectedError, match=r"not a folder"):
         lab.inspect("ct200:ckpt/step_40/config.json")
@@ -319,7 +374,10 @@ def test_a_checkpoint_of_the_host_itself_stays_on_it(lab: Lab) -> None:
     checkpoint = lab.inspect("ct129:mine")
     path = lab.stage(checkpoint)
     assert lab.hosts["ct129"].streams == 0
-    assert Path(path, "model.safetensors").read_bytes() == (lab.home("ct129") / "mine/model.safetensors").read_bytes()
+    assert (
+        Path(path, "model.safetensors").read_bytes()
+        == (lab.home("ct129") / "mine/model.safetensors").read_bytes()
+    )
 
 
 def test_a_damaged_copy_is_replaced(lab: Lab) -> None:
@@ -336,7 +394,9 @@ def test_a_damaged_copy_is_replaced(lab: Lab) -> None:
 
 @pytest.mark.parametrize("change", ["same size", "shorter", "gone"])
 @pytest.mark.parametrize("host", ["ct200", "ct129"])
-def test_a_file_that_changes_before_it_is_sent_is_an_error_that_says_so(lab: Lab, change: str, host: str) -> None:
+def test_a_file_that_changes_before_it_is_sent_is_an_error_that_says_so(
+    lab: Lab, change: str, host: str
+) -> None:
     folder = write_checkpoint(lab.home(host) / "c")
     checkpoint = lab.inspect(f"{host}:c")
     file = folder / "model.safetensors"
@@ -391,7 +451,9 @@ def small_disk(lab: Lab) -> Iterator[Path]:
 
 def test_too_little_room_is_found_before_a_byte_is_sent(lab: Lab, small_disk: Path) -> None:
     write_checkpoint(lab.home("ct200") / "c", fill=300_000)
-    with pytest.raises(HostFailedError, match=r"ct129: c needs .* MiB at .*small, where 5.* of 512.0 KiB are free"):
+    with pytest.raises(
+        HostFailedError, match=r"ct129: c needs .* MiB at .*small, where 5.* of 512.0 KiB are free"
+    ):
         lab.stage(lab.inspect("ct200:c"))
     assert lab.hosts["ct200"].streams == 0
 
@@ -399,7 +461,7 @@ def test_too_little_room_is_found_before_a_byte_is_sent(lab: Lab, small_disk: Pa
 def test_a_disk_that_fills_up_while_sending_is_named(
     lab: Lab, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_need_room", lambda *_: None)  # somebody else was quicker
+    monkeypatch.setattr(staging, "_need_room", lambda *_: None)  # somebody else was quicker
     write_checkpoint(lab.home("ct200") / "c", fill=5_000_000)
     with pytest.raises(HostFailedError, match=r"ct129: the disk is full at .*model.safetensors") as caught:
         lab.stage(lab.inspect("ct200:c"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from remote_payload import protocol
 from tests.conftest import REPO, OrchRun
@@ -101,19 +102,17 @@ def test_a_broken_checkpoint_is_refused_before_anything_is_started(
 def test_one_drafter_that_the_host_rejects_does_not_spoil_the_others(
     sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
 ) -> None:
-    import json
-
     misfit = shutil.copytree(REPO / "examples/tiny/drafter-b8-mid", tmp_path / "misfit")
-    config = json.loads((misfit / "config.json").read_text())
-    inner = config.get("dflash_config", config)
-    inner["mask_token_id"] = 10**6
-    (misfit / "config.json").write_text(json.dumps(config))
+    tensors = load_file(misfit / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].copy()
+    tensors["fc.weight"][0, 0] = float("nan")
+    save_file(tensors, misfit / "model.safetensors")
     words = ("--ckpt", str(misfit), "--ckpt", "ct200:ckpt/step_0987", "--no-baseline", *QUICK, "--json")
     done = run_orch("eval", *words, "--label", "misfit", cwd=sandbox_project)
     assert done.code == 10, done.stderr
     document: dict[str, Any] = done.json()
     assert [item["label"] for item in document["rejected"]] == ["misfit"]
-    assert "1000000" in document["rejected"][0]["reason"]
+    assert "fc.weight" in document["rejected"][0]["reason"]
     assert [drafter["label"] for drafter in document["drafters"]] == ["step_0987"]
     assert "misfit" in done.stderr
 

@@ -100,7 +100,11 @@ def test_one_dead_host_does_not_stop_the_others(lab: Path, run_orch: RunOrch) ->
     as_json = run_orch("push", "--all", "--json", "--payload", str(folder), cwd=lab)
     assert as_json.code == 8
     rows = {row["host"]: row for row in as_json.json()["hosts"]}
-    assert (rows["dead"]["status"], rows["dead"]["exit_code"], rows["ct200"]["status"]) == ("failed", 4, "unchanged")
+    assert (rows["dead"]["status"], rows["dead"]["exit_code"], rows["ct200"]["status"]) == (
+        "failed",
+        4,
+        "unchanged",
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,13 +188,15 @@ def test_a_checkpoint_goes_from_host_to_host_over_ssh(lab: Path, inventory: Inve
     write_checkpoint(lab / "ckpt" / "step_40", fill=3_000_000)
     (lab / "ckpt" / "step_5.txt").write_text("")
     with closing(open_host(inventory, "ct200")) as ct200:
-        (ref,) = resolve(inventory, [f"ct200:{lab}/ckpt/step_*"], lambda name: ct200)
+        (ref,) = resolve(inventory, [f"ct200:{lab}/ckpt/step_*"], {"ct200": ct200}.__getitem__)
         checkpoint = inspect(inventory, ref, ct200)
         calls: list[int] = []
         entry = inventory.host("ct129")
         python = inventory.host("ct200").python
-        path = Path(stage(checkpoint, ct200, python, ct129, entry, lambda done, total: calls.append(done)))
-        assert (path / "model.safetensors").read_bytes() == (lab / "ckpt/step_40/model.safetensors").read_bytes()
+        path = Path(stage(checkpoint, ct200, python, ct129, entry, lambda *bytes_: calls.append(bytes_[0])))
+        assert (path / "model.safetensors").read_bytes() == (
+            lab / "ckpt/step_40/model.safetensors"
+        ).read_bytes()
         assert calls[-1] == checkpoint.size
         assert len(calls) > 3
         before = ct200.requests
@@ -198,12 +204,14 @@ def test_a_checkpoint_goes_from_host_to_host_over_ssh(lab: Path, inventory: Inve
         assert ct200.requests == before
 
 
-def test_a_receiver_that_gives_up_early_is_heard_over_ssh(lab: Path, inventory: Inventory, ct129: Any) -> None:
+def test_a_receiver_that_gives_up_early_is_heard_over_ssh(
+    lab: Path, inventory: Inventory, ct129: Any
+) -> None:
     write_checkpoint(lab / "c", fill=5_000_000)
     (lab / "work-ct129").mkdir()
     (lab / "work-ct129" / "checkpoints").write_text("in the way")
     with closing(open_host(inventory, "ct200")) as ct200:
-        (ref,) = resolve(inventory, [f"ct200:{lab}/c"], lambda name: ct200)
+        (ref,) = resolve(inventory, [f"ct200:{lab}/c"], {"ct200": ct200}.__getitem__)
         checkpoint = inspect(inventory, ref, ct200)
         with pytest.raises(HostFailedError, match=r"ct129: .*work-ct129/checkpoints is in the way"):
             stage(checkpoint, ct200, inventory.host("ct200").python, ct129, inventory.host("ct129"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,15 +70,12 @@ def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
 def test_a_run_on_a_host_that_is_away_is_unreachable_and_the_record_keeps_its_word(
     sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
 ) -> None:
-    import shutil
-
     run = start(run_orch, sandbox_project, "--label", "away")
     # The same record beside an inventory whose host answers nowhere.
     away = tmp_path / "away"
     shutil.copytree(sandbox_project / "runs" / run, away / "runs" / run)
-    text = (sandbox_project / "inventory.yaml").read_text(encoding="utf-8")
-    text = text.replace("{sandbox: ct129, ", "{address: 127.0.0.1, port: 1, connect_timeout: 2, ")
-    (away / "inventory.yaml").write_text(text, encoding="utf-8")
+    hosts = "hosts: {ct129: {address: 127.0.0.1, port: 1, connect_timeout: 2}}"
+    (away / "inventory.yaml").write_text(f"schema: orch/inventory/1\n{hosts}\n", encoding="utf-8")
     began = time.monotonic()
     listed = run_orch("runs", "ls", "--json", cwd=away)
     assert listed.code == 0, listed.stderr

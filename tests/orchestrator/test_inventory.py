@@ -97,6 +97,12 @@ BAD = [
     ("neither address nor sandbox", "hosts:\n  a: {roles: []}\n", 2, ["address", "sandbox"]),
     ("address and sandbox", "hosts:\n  a: {address: x, sandbox: a}\n", 2, ["sandbox decides address"]),
     ("relative workdir", "hosts:\n  a:\n    address: x\n    workdir: orch\n", 4, ["absolute"]),
+    (
+        "interpreter below the home",
+        "hosts:\n  a:\n    address: x\n    python: ~/env/bin/python\n",
+        4,
+        ["absolute"],
+    ),
     ("an option as address", 'hosts:\n  a: {address: "-oProxyCommand=x"}\n', 2, ["dash"]),
     ("same GPU twice", "hosts:\n  a:\n    address: x\n    gpus: [1, 1]\n", 4, ["twice"]),
     ("launcher", "hosts:\n  a:\n    address: x\n    launcher: proces\n", 4, ["did you mean 'process'"]),

@@ -34,7 +34,9 @@ def test_arguments_reach_the_program_as_they_are(host: LocalHost) -> None:
     assert json.loads(done.stdout) == odd
 
 
-def test_a_program_starts_in_the_home_folder_with_the_given_environment(host: LocalHost, tmp_path: Path) -> None:
+def test_a_program_starts_in_the_home_folder_with_the_given_environment(
+    host: LocalHost, tmp_path: Path
+) -> None:
     done = host.run(
         python("import os; print(os.getcwd(), os.environ['HOME'], os.environ['WHO'])"), env={"WHO": "x y"}
     )

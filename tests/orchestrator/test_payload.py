@@ -114,7 +114,9 @@ def test_the_archive_is_the_same_every_time_and_gives_the_tree_back(tmp_path: Pa
         assert {(m.mtime, m.uid, m.gid, m.uname) for m in members} == {(0, 0, 0, "")}
         assert {m.name: m.mode for m in members}["remote_payload/tool.sh"] == 0o755
         content = {m.name: tar.extractfile(m) for m in members}
-        assert all(stream and stream.read() == file.data for file in tree.files for stream in [content[file.path]])
+        assert all(
+            stream and stream.read() == file.data for file in tree.files for stream in [content[file.path]]
+        )
 
 
 def test_what_does_not_compress_is_sent_as_it_is(tmp_path: Path) -> None:
@@ -149,7 +151,9 @@ def test_an_overlay_adds_and_replaces_and_leaves_the_rest(tmp_path: Path) -> Non
     assert files["remote_payload/drafters/mine.py"] == b"NAME = 'mine'\n"
     assert files["remote_payload/shapes/__init__.py"] == b"REPLACED = True\n"
     assert set(names(tree)) - set(names(own)) == {"remote_payload/drafters/mine.py"}
-    assert [i.rule for i in tree.excluded if i.path.endswith("README.md")] == ["outside the folders of an overlay"]
+    assert [i.rule for i in tree.excluded if i.path.endswith("README.md")] == [
+        "outside the folders of an overlay"
+    ]
 
 
 def test_an_overlay_cannot_reach_outside_its_folders(tmp_path: Path) -> None:
@@ -221,7 +225,9 @@ def test_a_rejection_lists_every_finding_with_place_rule_and_host(tmp_path: Path
     ):
         assert expected in error.message
     found = error.details["findings"]
-    assert {"path": "remote_payload/stray.py", "line": 1, "column": 1, "rule": "F706"}.items() <= found[-2].items()
+    assert {"path": "remote_payload/stray.py", "line": 1, "column": 1, "rule": "F706"}.items() <= found[
+        -2
+    ].items()
     assert "nothing was sent" in error.hint
 
 
@@ -230,7 +236,9 @@ def test_a_name_that_is_wrong_twice_is_listed_once() -> None:
     assert [f.show() for f in found] == ["a.py:1:7: F821 Undefined name `nope`"]
 
 
-@pytest.mark.parametrize("source", [b"\xff\xfe", b"# -*- coding: klingon -*-\n", b"x = '\xe9'\n", b"x = 1\0\n"])
+@pytest.mark.parametrize(
+    "source", [b"\xff\xfe", b"# -*- coding: klingon -*-\n", b"x = '\xe9'\n", b"x = 1\0\n"]
+)
 def test_a_source_that_cannot_be_decoded_is_refused(source: bytes) -> None:
     assert find_problems({"a.py": source}, (3, 11))
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator import releases
-from orchestrator.errors import HostFailedError, LinkError, PayloadRejectedError, UsageError
+from orchestrator.errors import HostFailedError, LinkError, OrchError, PayloadRejectedError, UsageError
 from orchestrator.hosts import remote
 from orchestrator.hosts.base import Completed
 from orchestrator.inventory import HostEntry
@@ -23,7 +23,10 @@ from orchestrator.payload import Tree, archive, load_tree
 from orchestrator.releases import list_releases, prune, push, rollback
 from tests.orchestrator.trees import SELF_CHECK, WatchedHost, below, make_host, write_payload
 
-FAILING = SELF_CHECK.replace('"ok": True', '"ok": False, "problems": ["logits differ by 0.3 at anchor 5"]') + "sys.exit(1)\n"
+FAILING = (
+    SELF_CHECK.replace('"ok": True', '"ok": False, "problems": ["logits differ by 0.3 at anchor 5"]')
+    + "sys.exit(1)\n"
+)
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def there(tmp_path: Path) -> tuple[HostEntry, WatchedHost]:
 
 def tree(tmp_path: Path, version: str = "1", **files: str) -> Tree:
     """A small payload; `version` makes it another release."""
-    return load_tree(write_payload(tmp_path / f"payload-{version}", version=f"VERSION = {version!r}\n", **files))
+    return load_tree(
+        write_payload(tmp_path / f"payload-{version}", version=f"VERSION = {version!r}\n", **files)
+    )
 
 
 def home(tmp_path: Path) -> Path:
@@ -107,7 +112,13 @@ def refused(there: Any, tmp_path: Path, bad: Tree, error: type[Exception], match
 
 def test_a_syntax_error_is_refused_before_a_byte_is_sent(there: Any, tmp_path: Path) -> None:
     bad = tree(tmp_path, "bad", broken="def f(:\n    pass\n")
-    refused(there, tmp_path, bad, PayloadRejectedError, r"ct129: .*\n  remote_payload/broken.py:1:7: invalid-syntax")
+    refused(
+        there,
+        tmp_path,
+        bad,
+        PayloadRejectedError,
+        r"ct129: .*\n  remote_payload/broken.py:1:7: invalid-syntax",
+    )
     assert there[1].requests == 3  # two for the good one, one look for the bad one
 
 
@@ -147,7 +158,9 @@ def test_a_failing_self_check_keeps_the_release_before(there: Any, tmp_path: Pat
     ],
     ids=["crash", "no answer", "signal", "not ok", "writes"],
 )
-def test_a_self_check_without_a_clean_yes_is_a_no(there: Any, tmp_path: Path, source: str, match: str) -> None:
+def test_a_self_check_without_a_clean_yes_is_a_no(
+    there: Any, tmp_path: Path, source: str, match: str
+) -> None:
     refused(there, tmp_path, tree(tmp_path, "bad", __main__=source), PayloadRejectedError, match)
 
 
@@ -163,24 +176,34 @@ def test_a_self_check_that_hangs_is_stopped_with_its_children(
         "time.sleep(60)\n"
     )
     bad = tree(tmp_path, "bad", __main__=source)
-    refused(there, tmp_path, bad, PayloadRejectedError, r"did not end within 0.7 s and was stopped; it printed: loading")
+    refused(
+        there,
+        tmp_path,
+        bad,
+        PayloadRejectedError,
+        r"did not end within 0.7 s and was stopped; it printed: loading",
+    )
     time.sleep(1.6)
     assert not child.exists()
 
 
 def test_a_package_that_the_host_lacks_is_the_hosts_matter(there: Any, tmp_path: Path) -> None:
     bad = tree(tmp_path, "bad", __main__="import torch_of_another_world\n" + SELF_CHECK)
-    error = refused(there, tmp_path, bad, HostFailedError, r"needs the Python module torch_of_another_world, which /")
+    error = refused(
+        there, tmp_path, bad, HostFailedError, r"needs the Python module torch_of_another_world, which /"
+    )
     assert error.exit_code == 6
     assert "-m pip install torch_of_another_world" in error.hint
 
 
 def test_the_self_check_sees_the_release_first_and_the_hosts_environment(there: Any, tmp_path: Path) -> None:
     entry, host = there
-    entry = entry.model_copy(update={"env": {"ORCH_TEST_MARK": "from the inventory", "PYTHONPATH": "/nowhere"}})
-    source = SELF_CHECK.replace(
-        "print(json", "import os, remote_payload\nprint(json", 1
-    ).replace('"ok": True', '"ok": True, "mark": os.environ["ORCH_TEST_MARK"], "at": remote_payload.__file__')
+    entry = entry.model_copy(
+        update={"env": {"ORCH_TEST_MARK": "from the inventory", "PYTHONPATH": "/nowhere"}}
+    )
+    source = SELF_CHECK.replace("print(json", "import os, remote_payload\nprint(json", 1).replace(
+        '"ok": True', '"ok": True, "mark": os.environ["ORCH_TEST_MARK"], "at": remote_payload.__file__'
+    )
     result = push(entry, host, tree(tmp_path, "env", __main__=source))
     assert result.selfcheck["mark"] == "from the inventory"
     assert str(home(tmp_path)) in result.selfcheck["at"]
@@ -191,7 +214,13 @@ def test_the_self_check_sees_the_release_first_and_the_hosts_environment(there: 
 
 def install(there: Any, payload: Tree, stream: bytes, **changes: Any) -> dict[str, Any]:
     entry, host = there
-    args = {"workdir": entry.workdir, "release": payload.hash, "files": payload.manifest(), "env": {}, "limit": 60}
+    args = {
+        "workdir": entry.workdir,
+        "release": payload.hash,
+        "files": payload.manifest(),
+        "env": {},
+        "limit": 60,
+    }
     return remote.call(
         host, "release_install", {**args, "keep": 5, **changes}, python=entry.python, stdin=[stream]
     )
@@ -201,7 +230,9 @@ def test_a_flipped_byte_in_the_archive_is_found(there: Any, tmp_path: Path) -> N
     payload = tree(tmp_path)
     (tmp_path / "payload-1" / "remote_payload" / "version.py").write_text("VERSION = '7'\n")
     other = archive(load_tree(tmp_path / "payload-1"))
-    with pytest.raises(PayloadRejectedError, match=r"ct129: remote_payload/version.py did not arrive as it was sent"):
+    with pytest.raises(
+        PayloadRejectedError, match=r"ct129: remote_payload/version.py did not arrive as it was sent"
+    ):
         install(there, payload, other)
     assert current(tmp_path) is None
     assert leftovers(tmp_path) == []
@@ -215,7 +246,9 @@ def test_a_file_that_the_manifest_does_not_name_is_refused(there: Any, tmp_path:
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", ["../evil.py", "/tmp/evil.py", "remote_payload/../../evil.py", "a\\b", "a//b", "."])
+@pytest.mark.parametrize(
+    "path", ["../evil.py", "/tmp/evil.py", "remote_payload/../../evil.py", "a\\b", "a//b", "."]
+)
 def test_a_manifest_cannot_leave_its_folder(there: Any, tmp_path: Path, path: str) -> None:
     payload = tree(tmp_path)
     files = {path: {"size": 1, "sha256": "00", "mode": 0o644}}
@@ -278,7 +311,9 @@ def test_a_link_that_breaks_at_the_end_is_settled_by_asking_again(there: Any, tm
 def test_something_in_the_way_is_named(there: Any, tmp_path: Path) -> None:
     (home(tmp_path) / "orch").mkdir()
     (home(tmp_path) / "orch" / "releases").write_text("mine")
-    with pytest.raises(HostFailedError, match=r"ct129: .*orch/releases is in the way \(File exists\)") as caught:
+    with pytest.raises(
+        HostFailedError, match=r"ct129: .*orch/releases is in the way \(File exists\)"
+    ) as caught:
         push(*there, tree(tmp_path))
     assert caught.value.exit_code == 6
     assert below(home(tmp_path)) == {"orch/releases": b"mine"}
@@ -286,7 +321,9 @@ def test_something_in_the_way_is_named(there: Any, tmp_path: Path) -> None:
 
 def test_a_folder_called_current_is_not_touched(there: Any, tmp_path: Path) -> None:
     (home(tmp_path) / "orch" / "current").mkdir(parents=True)
-    with pytest.raises(HostFailedError, match=r"orch/current is in the way \(not the symbolic link that orch keeps"):
+    with pytest.raises(
+        HostFailedError, match=r"orch/current is in the way \(not the symbolic link that orch keeps"
+    ):
         push(*there, tree(tmp_path))
     assert below(home(tmp_path)) == {}
 
@@ -330,7 +367,9 @@ def test_a_full_disk_is_named_with_its_figures_and_nothing_stays(
     big.write_bytes(os.urandom(400_000))
     payload = load_tree(tmp_path / "payload-big")
     before = below(small_disk)
-    with pytest.raises(HostFailedError, match=r"ct129: the disk is full at .*big.bin \(.* of 256.0 KiB") as caught:
+    with pytest.raises(
+        HostFailedError, match=r"ct129: the disk is full at .*big.bin \(.* of 256.0 KiB"
+    ) as caught:
         push(entry, host, payload)
     assert caught.value.exit_code == 6
     assert str(small_disk) in caught.value.hint
@@ -431,7 +470,9 @@ def test_rollback_refuses_a_release_that_was_edited(there: Any, tmp_path: Path) 
     push(*there, two)
     file = home(tmp_path) / "orch" / "releases" / one.hash / "remote_payload" / "version.py"
     edit(file, b"VERSION = '9'\n")
-    with pytest.raises(HostFailedError, match=r"not as it was installed: remote_payload/version.py has other content"):
+    with pytest.raises(
+        HostFailedError, match=r"not as it was installed: remote_payload/version.py has other content"
+    ):
         rollback(*there)
     assert current(tmp_path) == two.hash
 
@@ -447,7 +488,13 @@ def job(tmp_path: Path, name: str, release: str, state: str | None, age: float =
 
 def test_the_last_five_the_current_and_the_pinned_stay(there: Any, tmp_path: Path) -> None:
     trees = [tree(tmp_path, str(number)) for number in range(11)]
-    for number, state, age in ((0, "running", 9e5), (1, "queued", 9e5), (2, "done", 0), (3, None, 60), (4, None, 9e4)):
+    for number, state, age in (
+        (0, "running", 9e5),
+        (1, "queued", 9e5),
+        (2, "done", 0),
+        (3, None, 60),
+        (4, None, 9e4),
+    ):
         push(*there, trees[number])
         job(tmp_path, f"job-{number}", trees[number].hash, state, age)
     for item in trees[5:]:
@@ -461,7 +508,9 @@ def test_the_last_five_the_current_and_the_pinned_stay(there: Any, tmp_path: Pat
     assert leftovers(tmp_path) == []
     rollback(*there, trees[0].hash)
     prune(*there, keep=1)
-    assert {release.release for release in list_releases(*there)} == {trees[number].hash for number in (0, 1, 3)}
+    assert {release.release for release in list_releases(*there)} == {
+        trees[number].hash for number in (0, 1, 3)
+    }
 
 
 def test_an_unreadable_young_job_stops_all_pruning(there: Any, tmp_path: Path) -> None:
@@ -511,7 +560,7 @@ def together(calls: Sequence[Any]) -> list[Any]:
         gate.wait()
         try:
             results[index] = calls[index]()
-        except Exception as error:
+        except OrchError as error:
             results[index] = error
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
@@ -533,7 +582,9 @@ def test_two_pushes_of_the_same_payload_at_once_are_harmless(there: Any, tmp_pat
     assert push(*there, payload).status == "unchanged"
 
 
-def test_pushes_of_different_payloads_at_once_leave_one_whole_release_current(there: Any, tmp_path: Path) -> None:
+def test_pushes_of_different_payloads_at_once_leave_one_whole_release_current(
+    there: Any, tmp_path: Path
+) -> None:
     trees = [tree(tmp_path, str(number)) for number in range(3)]
     results = together([lambda item=item: push(*there, item) for item in trees])
     assert [getattr(result, "status", result) for result in results] == ["installed"] * 3

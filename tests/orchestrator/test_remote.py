@@ -71,7 +71,9 @@ def test_arguments_may_be_larger_than_a_command_line(host: WatchedHost, script: 
 
 def test_input_follows_the_arguments(host: WatchedHost, script: Path) -> None:
     script.write_text("def run(arguments):\n    return {'read': sys.stdin.buffer.read().decode()}\n")
-    assert remote.call(host, "probe", {}, python=sys.executable, stdin=[b"one ", b"two\n"]) == {"read": "one two\n"}
+    assert remote.call(host, "probe", {}, python=sys.executable, stdin=[b"one ", b"two\n"]) == {
+        "read": "one two\n"
+    }
 
 
 def test_noise_around_the_answer_does_no_harm(host: WatchedHost, script: Path) -> None:
@@ -110,7 +112,18 @@ def test_every_script_is_complete_small_and_standard_library_only(path: Path) ->
     defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assert len(defined) == len(set(defined))
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--target-version", "py310", "-"],
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "F821",
+            "--target-version",
+            "py310",
+            "-",
+        ],
         input=source.encode(),
         capture_output=True,
         check=False,
@@ -178,13 +191,17 @@ def test_a_fault_of_the_script_itself_shows_where(host: WatchedHost, script: Pat
 
 
 def test_an_interpreter_that_is_not_there_is_named_with_its_key(host: WatchedHost) -> None:
-    with pytest.raises(HostFailedError, match=r"ct129: its Python interpreter '/no/python' cannot be started") as caught:
+    with pytest.raises(
+        HostFailedError, match=r"ct129: its Python interpreter '/no/python' cannot be started"
+    ) as caught:
         remote.call(host, "release_list", {"workdir": "~/orch"}, python="/no/python")
     assert "`python:` of ct129" in caught.value.hint
 
 
 def test_a_program_that_is_no_interpreter_is_shown_with_what_it_printed(host: WatchedHost) -> None:
-    with pytest.raises(HostFailedError, match=r"ct129: .*echo gave no answer that orch can read .exit code 0.: '.*=='"):
+    with pytest.raises(
+        HostFailedError, match=r"ct129: .*echo gave no answer that orch can read .exit code 0.: '.*=='"
+    ):
         remote.call(host, "release_list", {"workdir": "~/orch"}, python=shutil.which("echo") or "/bin/echo")
 
 
@@ -252,7 +269,9 @@ def test_what_a_dead_process_left_is_swept_and_what_a_live_one_fills_is_not(
 
 
 def test_the_host_computes_the_same_tree_hash(host: WatchedHost, script: Path) -> None:
-    script.write_text("# needs tree\ndef run(arguments):\n    return {'hash': tree_hash(arguments['files'])}\n")
+    script.write_text(
+        "# needs tree\ndef run(arguments):\n    return {'hash': tree_hash(arguments['files'])}\n"
+    )
     files = {"b/ü.py": {"size": 3, "sha256": "ab"}, "a": {"size": 0, "sha256": "cd", "mode": 420}}
     expected = protocol.tree_hash((name, int(f["size"]), str(f["sha256"])) for name, f in files.items())
     assert call(host, files=files) == {"hash": expected}

@@ -349,6 +349,24 @@ def test_a_refused_port_is_tried_again_quickly_and_then_reported(sandbox_endpoin
     assert time.monotonic() - started < 3
 
 
+def test_a_handshake_that_stops_half_way_times_out(sandbox_endpoint: Endpoint) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            client, _ = server.accept()
+            client.sendall(b"SSH-2.0-Slow\r\n")
+            client.recv(1 << 16)
+            time.sleep(3)
+            client.close()
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        error = refused(replace(sandbox_endpoint, port=server.getsockname()[1], connect_timeout=1))
+        thread.join(5)
+    assert "no answer within 1 s" in error.message
+    assert error.details["stage"] == "key exchange"
+
+
 def test_a_port_that_never_answers_times_out(sandbox_endpoint: Endpoint) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         started = time.monotonic()

@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# PYTHON, TORCH and TORCH_BACKEND (cpu, cuda, auto) can be set; PIP_FIND_LINKS is honoured.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHON VENV
+
+.PHONY: help demo test check lint types imports unit setup bench clean
+
+help:
+	@echo "make demo    two SSH hosts on this machine, a push, an evaluation, a comparison"
+	@echo "make test    lint, types, import rules, all tests"
+	@echo "make setup   only the environment in $(VENV)"
+	@echo "make bench   all benchmarks"
+	@echo "make clean   stops the sandbox hosts; removes the environment and what the demo made"
+
+# Cheap when nothing changed: the script compares a stamp with pyproject.toml and the Python version.
+setup:
+	@sh scripts/setup.sh
+
+demo: setup
+	@$(BIN)/orch demo
+
+test: setup
+	@sh scripts/system_packages.sh
+	@$(MAKE) --no-print-directory check unit
+
+check: lint types imports
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	@if [ -x $(BIN)/orch ]; then $(BIN)/orch sandbox down --purge --quiet; fi
+	rm -rf $(VENV) .orch build dist

@@ -1,0 +1,95 @@
+"""`orch runs logs`: what a run's worker printed; and how a command on one run finds it and its host."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.common import InventoryOption, open_inventory, talk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from orchestrator.runs.attached import AttachedRun
+
+__all__ = ["RunArgument", "logs", "opened_run"]
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's id, the start of it, its label, or: last.", metavar="RUN", show_default=False
+    ),
+]
+
+
+@contextmanager
+def opened_run(path: Path | None, name: str) -> Iterator[AttachedRun]:
+    """Finds a run and opens its host for one command."""
+    from orchestrator.evaluation import Links
+    from orchestrator.evaluation import attach as find
+    from orchestrator.runs import RunStore
+
+    inventory = open_inventory(path)
+    with Links(inventory) as links:
+        yield find(RunStore(inventory.folder), links, name)
+
+
+def logs(
+    name: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """Print what the worker printed: raw bytes into a pipe, made safe to show on a terminal."""
+    from orchestrator.cli.watching import say_how_to_come_back
+    from orchestrator.runs import RunStore
+
+    run = RunStore(open_inventory(inventory).folder).resolve(name)
+    out = _LogWriter()
+    pulled = run.pulled()
+    if pulled and pulled.complete and "worker.log" in pulled.files:
+        out.write((run.path / "worker.log").read_bytes())
+        return
+    with opened_run(inventory, run.job_id) as attached:
+        try:
+            _copy_log(attached, out, follow)
+        except KeyboardInterrupt:
+            say_how_to_come_back(attached)
+            raise typer.Exit(130) from None
+
+
+class _LogWriter:
+    """stdout for a log: bytes as they are, or on a terminal as text that cannot act on it."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
+
+    def write(self, data: bytes) -> None:
+        from orchestrator.text import printable
+
+        if self._decoder is None:
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(printable(self._decoder.decode(data), keep_newlines=True))
+        sys.stdout.flush()
+
+
+def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
+    from orchestrator.runs.follow import Unreachable
+
+    if not follow:
+        offset, more = 0, True
+        while more:
+            piece = attached.log(offset)
+            out.write(piece.data)
+            offset, more = piece.next_offset, piece.more
+        return
+    for update in attached.follow():
+        if isinstance(update, Unreachable):
+            talk(f"unreachable: {update.message}; trying again in {update.retry_in_s:.0f} s")
+        else:
+            out.write(update.log)

@@ -1,0 +1,67 @@
+"""A run's folder: what the job was, how far it came, and whether its rows are those of its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import ResultsError
+from remote_payload.protocol import Job, ProtocolError, State, read_json, verify_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Run", "read_run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder tells it. `state` is empty where no supervisor kept one."""
+
+    folder: Path
+    job: Job
+    state: str
+    complete: bool
+
+    @property
+    def name(self) -> str:
+        """The job's id."""
+        return self.job.job_id
+
+
+def read_run(folder: Path) -> Run:
+    """Reads what a run was and whether it is complete.
+
+    Raises:
+        ResultsError: no job.json, a file of another version, or rows that do not match the manifest.
+    """
+    if not (folder / "job.json").is_file():
+        raise ResultsError(
+            f"{folder}: not the folder of a run (no job.json)",
+            "`orch runs ls` lists the runs; a folder has to hold job.json and rows.jsonl",
+        )
+    try:
+        job = Job.from_json(read_json(folder / "job.json"), str(folder / "job.json"))
+        state_file, manifest_file = folder / "state.json", folder / "MANIFEST.json"
+        state = State.from_json(read_json(state_file), str(state_file)).state if state_file.is_file() else ""
+        whole = manifest_file.is_file()
+        problems = _check_rows(folder, read_json(manifest_file)) if whole else []
+    except ProtocolError as error:
+        raise ResultsError(str(error), "pull the run again: `orch runs pull RUN`") from error
+    if problems:
+        raise ResultsError(
+            f"{folder}: {'; '.join(problems)}", f"pull it again: `orch runs pull {job.job_id}`"
+        )
+    return Run(folder, job, state, whole and state in ("", "done"))
+
+
+def _check_rows(folder: Path, manifest: Any) -> list[str]:
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        raise ProtocolError(f"{folder / 'MANIFEST.json'}: not a manifest")
+    entry = files.get("rows.jsonl")
+    if not entry:
+        return []
+    if not isinstance(entry, dict) or not {"size", "sha256"} <= entry.keys():
+        raise ProtocolError(f"{folder / 'MANIFEST.json'}: rows.jsonl has no size and hash")
+    return verify_manifest(folder, {"files": {"rows.jsonl": entry}})

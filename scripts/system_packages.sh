@@ -1,0 +1,20 @@
+#!/bin/sh
+# Installs what some tests need beyond Python packages, where that is possible: as root on Debian or Ubuntu.
+# Elsewhere those tests are skipped with their reason (with CI=true a skip is a failure).
+set -eu
+
+missing=""
+[ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
+command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
+command -v rsync >/dev/null || missing="$missing rsync"
+
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing$missing ..." >&2
+        apt-get update -qq
+        # shellcheck disable=SC2086 # a list of words on purpose
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    else
+        echo "not installed (needs root on Debian):$missing; the tests that need them are skipped" >&2
+    fi
+fi
