@@ -56,7 +56,9 @@ def run_demo(inventory: Inventory, talk: Callable[[str], None]) -> None:
         talk(f"\n# {what}\n$ {_shown(words)}")
         done = subprocess.run([*base, *words, "--inventory", str(inventory.path)], check=False)
         if done.returncode:
-            failed = OrchError(f"the demo stopped at `{_shown(words)}`", "see above; `orch demo` goes on from there")
+            failed = OrchError(
+                f"the demo stopped at `{_shown(words)}`", "see above; `orch demo` goes on from there"
+            )
             failed.exit_code = done.returncode
             raise failed
     talk(f"\ndone in {human_seconds(time.monotonic() - begun)}. Next:")

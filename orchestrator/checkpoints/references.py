@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
-from orchestrator.hosts import remote
+from orchestrator.hosts import remote, resolve_entry
 from orchestrator.hosts.local import LocalHost
 from orchestrator.inventory import nearest
 
@@ -129,7 +129,7 @@ def _expand(inventory: Inventory, ref: CheckpointRef, opener: Opener) -> list[Ch
 
 def interpreter(inventory: Inventory, host: str | None) -> str:
     """Returns the Python that looks at files on a host, or on this machine (None)."""
-    return sys.executable if host is None else inventory.host(host).python
+    return sys.executable if host is None else resolve_entry(inventory, host).python
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:

@@ -33,7 +33,12 @@ __all__ = [
 InventoryOption = Annotated[
     Path | None,
     typer.Option(
-        "--inventory", "-i", envvar="ORCH_INVENTORY", help="The inventory file.", show_default=False, metavar="FILE"
+        "--inventory",
+        "-i",
+        envvar="ORCH_INVENTORY",
+        help="The inventory file.",
+        show_default=False,
+        metavar="FILE",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

@@ -29,6 +29,13 @@ def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
     if small:
         counts = ", ".join(dict.fromkeys(f"{entry.name} has {entry.clusters}" for entry in small))
         yield f"need ≥ {MIN_CLUSTERS} prompts for an interval and a verdict: {counts}"
+        return
+    parts = [part for block in blocks for entry in block.entries for part in entry.datasets]
+    scarce = dict.fromkeys(
+        f"{part.name} has {part.clusters}" for part in parts if part.clusters < MIN_CLUSTERS
+    )
+    if scarce:
+        yield f"need ≥ {MIN_CLUSTERS} prompts for an interval: {', '.join(scarce)}"
 
 
 def _partial_pairs(blocks: Sequence[Block]) -> Iterable[str]:

@@ -60,7 +60,7 @@ def pick_samples(runs: Sequence[Run], comparison: Comparison, count: int) -> tup
                 found.setdefault(place, {}).setdefault(name, record)
     everyone = {name for drafts in found.values() for name in drafts}
     shared = [drafts for drafts in found.values() if drafts.keys() == everyone]
-    shared.sort(key=_interest)
+    shared = _spread(sorted(shared, key=_interest))
     order = list(dict.fromkeys(entry.name for block in comparison.blocks for entry in block.entries))
     return tuple(
         _sample([(name, drafts[name]) for name in order if name in drafts]) for drafts in shared[:count]
@@ -124,10 +124,22 @@ def _check_record(record: Mapping[str, Any]) -> None:
 
 
 def _interest(drafts: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    """The largest disagreement first, then by prompt and place."""
-    accepted = [_accepted(record) for record in drafts.values()]
+    """The largest disagreement first (on as many slots as all of them have), then by prompt and place."""
+    slots = min(len(record["draft_ids"]) for record in drafts.values())
+    accepted = [min(_accepted(record), slots) for record in drafts.values()]
     first = next(iter(drafts.values()))
     return min(accepted) - max(accepted), natural_key(str(first["prompt_id"])), first["turn"], first["anchor"]
+
+
+def _spread(ordered: Sequence[dict[str, Mapping[str, Any]]]) -> list[dict[str, Mapping[str, Any]]]:
+    """One anchor of every prompt before a second of any."""
+    seen: dict[str, int] = {}
+    turns = []
+    for drafts in ordered:
+        prompt = next(iter(drafts.values()))["prompt_hash"]
+        seen[prompt] = seen.get(prompt, 0) + 1
+        turns.append(seen[prompt])
+    return [ordered[place] for place in sorted(range(len(ordered)), key=lambda place: turns[place])]
 
 
 def _accepted(record: Mapping[str, Any]) -> int:
@@ -160,10 +172,11 @@ def _text(text: str | None, ids: Sequence[int]) -> str:
 
 def _draft(name: str, record: Mapping[str, Any]) -> SampleDraft:
     ids, accepted, pieces = tuple(record["draft_ids"]), _accepted(record), record.get("draft_pieces")
+    # A loop that the target writes too is no fault: only what goes on past the accepted part counts.
+    repeats = _longest_loop(ids[max(accepted - 1, 0) :])
     if pieces is None:
-        return SampleDraft(name, accepted, ids, None, None, _longest_loop(ids))
-    shown, rest = "".join(pieces[:accepted]), "".join(pieces[accepted:])
-    return SampleDraft(name, accepted, ids, shown, rest, _longest_loop(ids))
+        return SampleDraft(name, accepted, ids, None, None, repeats)
+    return SampleDraft(name, accepted, ids, "".join(pieces[:accepted]), "".join(pieces[accepted:]), repeats)
 
 
 def _longest_loop(ids: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ def select(names: Sequence[str], store: RunStore | None, baseline: str | None) -
     if not sources:
         where = f" in {store.folder}" if store else ""
         raise UsageError(f"there are no results to compare{where}", "`orch eval --ckpt REF` makes some")
-    return Selection(sources + _baseline(sources, recorded, baseline), notes)
+    return Selection(sources + _baseline(sources, recorded, baseline), [] if names else notes)
 
 
 def _recorded(store: RunStore | None) -> tuple[list[_Recorded], list[str]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
 from orchestrator.hosts.known_hosts import host_pattern
+from orchestrator.hosts.libraries import load_paramiko
 from orchestrator.hosts.sandbox_state import sandbox_host
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ def resolve_alias(address: str, files: tuple[Path, ...] | None = None) -> Alias:
     Raises:
         ConfigError: a configuration file cannot be read or understood.
     """
+    load_paramiko()
     from paramiko.config import SSHConfig
 
     config = SSHConfig()

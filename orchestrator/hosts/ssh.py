@@ -18,6 +18,7 @@ from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts.base import Completed, command_line
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
 from orchestrator.hosts.known_hosts import HostKey, KnownHosts
+from orchestrator.hosts.libraries import load_fabric
 from orchestrator.hosts.linkfault import explain_fault, is_transient
 from orchestrator.hosts.verify import check_host_key
 
@@ -114,6 +115,7 @@ class SshHost:
         Raises:
             LinkError: the host cannot be reached, or it or the user was not accepted.
         """
+        load_fabric()
         with self._lock:
             if self._connection is not None and not self._connection.transport.is_active():
                 self._connection.client.close()
@@ -125,6 +127,7 @@ class SshHost:
 
     def fetch_host_key(self) -> HostKey:
         """Returns the key that the host shows, without logging in to it. Gateways are verified as ever."""
+        load_fabric()
         return connect_retry()(self._fetch_host_key)
 
     def _fetch_host_key(self) -> HostKey:

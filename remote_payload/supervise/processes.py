@@ -27,6 +27,8 @@ TAG = "ORCH_JOB_ID"
 """The environment variable that every process of a job inherits."""
 
 _HAS_PROC = sys.platform.startswith("linux")
+_SHOW_ENVIRONMENT = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)
+_EVERYTHING = ("-A",) if sys.platform == "darwin" else ("ax",)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def is_alive(who: Identity) -> bool:
 def _carries(pid: int, job_id: str) -> bool:
     wanted = f"{TAG}={job_id}"
     if not _HAS_PROC:
-        return wanted in _ask("ps", "eww", "-o", "command=", "-p", str(pid)).split()
+        return wanted in _ask("ps", *_SHOW_ENVIRONMENT, "-o", "command=", "-p", str(pid)).split()
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -98,7 +100,10 @@ def tagged(job_id: str) -> list[int]:
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return sorted(pid for pid in pids if pid != me and _carries(pid, job_id))
     wanted = f"{TAG}={job_id}"
-    lines = [line.split() for line in _ask("ps", "eww", "-ax", "-o", "pid=,command=").splitlines()]
+    lines = [
+        line.split()
+        for line in _ask("ps", *_SHOW_ENVIRONMENT, *_EVERYTHING, "-o", "pid=,command=").splitlines()
+    ]
     return sorted(int(words[0]) for words in lines if wanted in words[1:] and int(words[0]) != me)
 
 

@@ -28,6 +28,7 @@ def last_run(project: Path, label: str) -> Path:
     return found[0]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_evaluated_and_their_figures_come_home(
     sandbox_project: Path, run_orch: RunOrch
 ) -> None:
@@ -51,6 +52,7 @@ def test_checkpoints_are_evaluated_and_their_figures_come_home(
     assert protocol.read_json(folder / "pulled.json")["complete"] is True
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_running_and_attach_comes_back(
     sandbox_project: Path, run_orch: RunOrch, empty_home: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_broken_checkpoint_is_refused_before_anything_is_started(
     assert sorted(path.name for path in (sandbox_project / "runs").glob("*")) == before
 
 
+@pytest.mark.slow
 def test_one_drafter_that_the_host_rejects_does_not_spoil_the_others(
     sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
 ) -> None:

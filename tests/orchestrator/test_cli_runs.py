@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from remote_payload import protocol
 from remote_payload.supervise import processes
 from tests.conftest import OrchRun
@@ -31,6 +33,7 @@ def entry(run_orch: RunOrch, project: Path, run: str, *more: str) -> dict[str, A
     return dict(next(item for item in document["runs"] if item["run"] == run))
 
 
+@pytest.mark.slow
 def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
     sandbox_project: Path, run_orch: RunOrch
 ) -> None:
@@ -87,6 +90,7 @@ def test_a_run_on_a_host_that_is_away_is_unreachable_and_the_record_keeps_its_wo
     assert run_orch("runs", "cancel", run, cwd=sandbox_project).code == 0
 
 
+@pytest.mark.slow
 def test_logs_are_there_while_it_runs_and_after(sandbox_project: Path, run_orch: RunOrch) -> None:
     words = (
         "eval",

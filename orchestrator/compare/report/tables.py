@@ -5,6 +5,7 @@ Both are the same lines. Plain ones have no colour and no bars, so that two of t
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -186,8 +187,8 @@ def _sample(sample: Sample) -> Iterable[Line]:
     where = f"{sample.prompt_id}{turn} · {sample.dataset} · token {sample.anchor}"
     yield [cell(shorten(where, WIDTH), "bold")]
     rows: list[list[Cell]] = [
-        [cell("  context", "dim"), cell("…" + sample.context[-64:], "dim")],
-        [cell("  target", "dim"), cell(sample.truth[:64])],
+        [cell("  context", "dim"), cell("…" + _visible(sample.context[-64:]), "dim")],
+        [cell("  target", "dim"), cell(_visible(sample.truth[:64]))],
     ]
     yield from align(rows)
     names = [
@@ -203,11 +204,16 @@ def _draft(draft: SampleDraft) -> Iterable[Cell]:
         yield Cell("│", "dim")
         yield cell(" ".join(map(str, draft.ids[draft.accepted :])))
     else:
-        yield cell(draft.accepted_text[:40], "bold green")
+        yield cell(_visible(draft.accepted_text[:40]), "bold green")
         yield Cell("│", "dim")
-        yield cell(draft.rest_text[:40])
+        yield cell(_visible(draft.rest_text[:40]))
     if draft.repeats:
         yield Cell(f"  ⚠ repeats ×{draft.repeats + 1}", "yellow")
+
+
+def _visible(text: str) -> str:
+    """Spaces that would not be seen, at the ends and in runs, as dots."""
+    return re.sub(r"^ | $| {2,}", lambda match: "·" * len(match.group()), text)
 
 
 def _footnotes(comparison: Comparison) -> Iterable[Line]:

@@ -63,6 +63,29 @@ def test_loops_are_counted(tmp_path: Path, draft: list[str], repeats: int) -> No
     assert sample.drafts[0].repeats == repeats
 
 
+def test_a_loop_that_the_target_writes_too_is_no_fault(tmp_path: Path) -> None:
+    spaces = [" "] * 5
+    (sample,) = picked(
+        tmp_path, [sample_record("a", spaces, spaces), sample_record("b", spaces, TRUTH, anchor=32)]
+    )
+    assert [draft.repeats for draft in sample.drafts] == [0, 4]
+
+
+def test_every_prompt_has_its_turn_before_a_second_anchor_of_one(tmp_path: Path) -> None:
+    records = [
+        sample_record(name, TRUTH if name == "b" else ["no"] * 5, TRUTH, anchor=anchor, **prompt)
+        for prompt in ({}, {"prompt_id": "prompt-01", "prompt_hash": "h"})
+        for anchor in (0, 32)
+        for name in "ab"
+    ]
+    assert [(s.prompt_id, s.anchor) for s in picked(tmp_path, records)] == [
+        ("prompt-00", 0),
+        ("prompt-01", 0),
+        ("prompt-00", 32),
+        ("prompt-01", 32),
+    ]
+
+
 def test_without_a_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     texts = {"draft": None, "draft_pieces": None, "truth": None, "truth_pieces": None, "context": None}
     records = [{**sample_record(name, TRUTH, TRUTH), **texts} for name in "ab"]
