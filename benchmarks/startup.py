@@ -47,12 +47,12 @@ def empty_app(app: Any, name: str = "app", top: bool = True) -> list[str]:
 
 def write_empty_app(folder: Path) -> None:
     """Writes `empty_app.py`."""
-    from orchestrator.cli.main import app
+    from orchestrator.cli.main import build_app
 
     body = [
         "import typer",
         "",
-        *empty_app(app),
+        *empty_app(build_app()),
         "",
         "",
         "def run() -> None:",

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(inventory: InventoryOption = None) -> None:
-    """Two SSH hosts on this machine: push, evaluate three checkpoints, compare with the baseline."""
+    """The main job, end to end, on two sandbox hosts."""
     from orchestrator.cli.common import open_inventory, talk
     from orchestrator.demo import run_demo
 

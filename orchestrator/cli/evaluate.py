@@ -184,13 +184,14 @@ def _run(
 ) -> None:
     from orchestrator.evaluation import Links, dry_run, plan, prepare
     from orchestrator.runs import RunStore
+    from orchestrator.text import printable
 
     inventory = open_inventory(path)
     chosen = plan(inventory, options)
     store = RunStore(inventory.folder)
 
     def report(text: str) -> None:
-        talk(text, quiet=quiet)
+        talk(printable(text), quiet=quiet)
 
     with Links(inventory) as links:
         if only_look:

@@ -1,27 +1,77 @@
 """`orch`: the table of commands and the one place where errors become exit codes.
 
-Importing this module imports typer and the standard library only; every command imports what it needs when
-it runs, so that help and completion stay as quick as an empty program.
+What always holds: importing this module imports typer and the standard library only; a command's module is
+imported when the command is typed (or completed), so that help stays as quick as an empty program. The
+table's help is each command's own first line; a test keeps them equal.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 
-from orchestrator.cli import compare, demo, evaluate, hosts, push, runs, sandbox
+__all__ = ["COMMANDS", "build_app", "run"]
 
-__all__ = ["app", "run"]
 
-app = typer.Typer(
-    name="orch",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    rich_markup_mode=None,
-    help="Ship, run and compare evaluations of speculative-decoding drafters on remote GPUs over SSH.",
+class Entry(NamedTuple):
+    """A command (or a group of them): its name, the module whose `register` adds it, its line of help."""
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Entry("push", "push", "Check the payload and make it current on hosts. Unchanged: one round trip."),
+    Entry("rollback", "push", "Make an earlier release current again on a host."),
+    Entry("eval", "evaluate", "Evaluate checkpoints on a host and bring their figures back."),
+    Entry("compare", "compare", "Compares drafters: τ with intervals, differences with p."),
+    Entry("demo", "demo", "The main job, end to end, on two sandbox hosts."),
+    Entry("runs", "runs", "The record of runs: list, show, follow, end, bring home."),
+    Entry("hosts", "hosts", "The machines of the inventory."),
+    Entry("sandbox", "sandbox", "SSH hosts on this machine, without root."),
 )
+
+
+def build_app(words: Sequence[str] | None = None) -> typer.Typer:
+    """Makes the program.
+
+    Args:
+        words: the command line after the program's name: only the command that it names is made in full, the
+            others are lines of help. None makes every command in full.
+    """
+    app = typer.Typer(
+        name="orch",
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+        rich_markup_mode=None,
+        help="Ship, run and compare evaluations of speculative-decoding drafters on remote GPUs over SSH.",
+    )
+    app.callback()(_program)
+    named = next((word for word in words or () if not word.startswith("-")), None)
+    registered: set[str] = set()
+    for entry in COMMANDS:
+        if words is None or entry.module == _module_of(named):
+            if entry.module not in registered:
+                registered.add(entry.module)
+                importlib.import_module(f"orchestrator.cli.{entry.module}").register(app)
+        else:
+            app.command(entry.name, help=entry.help)(_line_of_help)
+    return app
+
+
+def _module_of(command: str | None) -> str | None:
+    return next((entry.module for entry in COMMANDS if entry.name == command), None)
+
+
+def _line_of_help() -> None:
+    """Stands in the list of commands; it cannot be run, since a command that is typed is made in full."""
+    raise RuntimeError("this command was not made in full")
 
 
 def _version(value: bool) -> None:
@@ -32,8 +82,7 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _main(
+def _program(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
     ] = False,
@@ -41,19 +90,12 @@ def _main(
     pass
 
 
-push.register(app)
-evaluate.register(app)
-compare.register(app)
-runs.register(app)
-hosts.register(app)
-sandbox.register(app)
-demo.register(app)
-
-
 def run() -> None:
     """The console script: runs a command, maps what it raises to an exit code (README: exit codes)."""
     from orchestrator.errors import OrchError
 
+    completing = any(name.endswith("_COMPLETE") for name in os.environ)
+    app = build_app(None if completing else sys.argv[1:])
     try:
         app()
     except OrchError as error:
@@ -64,6 +106,8 @@ def run() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except BrokenPipeError:
+        # The reader went away (`orch runs ls | head`); nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
 

@@ -80,6 +80,7 @@ class _LogWriter:
 
 def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
     from orchestrator.runs.follow import Unreachable
+    from orchestrator.text import printable
 
     if not follow:
         offset, more = 0, True
@@ -90,6 +91,6 @@ def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
         return
     for update in attached.follow():
         if isinstance(update, Unreachable):
-            talk(f"unreachable: {update.message}; trying again in {update.retry_in_s:.0f} s")
+            talk(f"unreachable: {printable(update.message)}; trying again in {update.retry_in_s:.0f} s")
         else:
             out.write(update.log)

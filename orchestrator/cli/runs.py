@@ -75,6 +75,7 @@ def ls(
     from orchestrator.evaluation import Links
     from orchestrator.runs import RunStore
     from orchestrator.runs.refresh import refresh
+    from orchestrator.text import printable
 
     found = open_inventory(inventory)
     runs, broken = RunStore(found.folder).all()
@@ -83,7 +84,7 @@ def ls(
         with Links(found) as links:
             faults = refresh(runs, links.open, links.entry)
     for text in [*broken, *dict.fromkeys(faults.values())]:
-        talk(f"warning: {text}", quiet=quiet)
+        talk(f"warning: {printable(text)}", quiet=quiet)
     described = [_describe(run, faults.get(run.job_id)) for run in runs]
     if as_json:
         emit_json({"schema": LIST_SCHEMA, "runs": described, "broken": broken})

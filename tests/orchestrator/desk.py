@@ -38,6 +38,7 @@ class FaultyHost:
         self.inner = inner
         self.cut_before = 0
         self.cut_after = 0
+        self.cut_streams = 0
         self.requests = 0
         self.spoil: Callable[[bytes], bytes] | None = None
 
@@ -68,6 +69,10 @@ class FaultyHost:
     ) -> Iterator[bytes]:
         self.requests += 1
         data = b"".join(self.inner.stream(argv, env=env, timeout=timeout))
+        if self.cut_streams:
+            self.cut_streams -= 1
+            yield data[: data.index(b'"file": "summary.json"')]
+            raise LinkError(f"{self.name}: the link broke")
         yield self.spoil(data) if self.spoil else data
 
     def close(self) -> None:

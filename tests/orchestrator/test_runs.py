@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import HostFailedError, LinkError, ResultsError, UsageError
+from orchestrator.evaluation import outcome as outcome_module
 from orchestrator.launch import Cursor, Handle, Observation
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
@@ -257,6 +258,23 @@ def test_a_spoiled_transfer_keeps_what_is_sound_and_is_no_success(desk: Desk, sp
     assert not (attached.run.path.parent / "evil.json").exists()
     desk.host.spoil = None
     assert attached.pull().complete
+
+
+def test_an_ended_jobs_results_come_home_over_a_link_that_breaks_on_the_way(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome_module, "_PULL_PAUSES_S", (0.0, 0.0, 0.0))
+    attached = finished(desk)
+    last = attached.look()
+    desk.host.cut_streams = 3
+    with pytest.raises(LinkError) as caught:
+        outcome_module.conclude(attached, last)
+    assert "orch runs pull a" in caught.value.hint
+    kept = (attached.run.path / "rows.jsonl").stat().st_ino
+    desk.host.cut_streams = 2
+    assert outcome_module.conclude(attached, last).complete
+    assert (attached.run.path / "rows.jsonl").stat().st_ino == kept, "what had arrived is not sent again"
+    assert [path.name for path in attached.run.path.iterdir() if path.name.endswith(".pull")] == []
 
 
 def test_a_result_that_changed_on_the_host_is_found(desk: Desk) -> None:

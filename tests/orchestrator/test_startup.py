@@ -65,3 +65,36 @@ def test_the_help_of_every_command_imports_nothing_heavy(command: str) -> None:
 
 def test_the_check_would_notice_a_heavy_import() -> None:
     assert "numpy" in imported_by("import numpy")
+
+
+def _listed(arguments: list[str], build: str) -> str:
+    program = (
+        f"import sys; from orchestrator.cli.main import build_app; build_app({build})(args={arguments!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_the_table_of_commands_says_what_the_commands_say() -> None:
+    assert _listed(["--help"], "[]") == _listed(["--help"], "None")
+
+
+def test_a_command_that_is_not_there_is_named_with_the_nearest() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "pussh"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pussh" in done.stderr
+    assert "push" in done.stderr.replace("pussh", "")
