@@ -1,0 +1,213 @@
+"""Bringing a job's results home: one stream, verified file by file against the job's own manifest.
+
+What always holds: a file takes its name in the run's folder only after its size and hash were right, so
+what is there under its name is sound; `pulled.json` says whether that is all of it. Files that are here
+already are not sent again. Nothing that the host says chooses a file name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import HostFailedError, ResultsError, UsageError
+from orchestrator.launch.base import ENDED
+from orchestrator.runs.store import PULLED_SCHEMA, Pulled, Run
+from remote_payload.protocol import (
+    MANIFEST_SCHEMA,
+    RESULT_FILES,
+    ProtocolError,
+    State,
+    check_schema,
+    file_sha256,
+    trim_torn_line,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Sender", "pull"]
+
+Sender = Callable[[Mapping[str, str]], Iterator[bytes]]
+"""Asks the host for the results, less those that the mapping (name -> SHA-256) says are here."""
+
+_HEADER = b'{"schema": "orch/send/'
+_NOISE_LIMIT = 1 << 18
+_LINE_LIMIT = 1 << 24
+
+
+class _Stream:
+    """Lines and counted bytes from pieces of any size."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held = b""
+
+    def _fill(self) -> bool:
+        piece = next(self._pieces, None)
+        if piece is None:
+            return False
+        self._held += piece
+        return True
+
+    def line(self) -> bytes:
+        """Returns the next line without its end; raises EOFError where there is none."""
+        while b"\n" not in self._held:
+            if len(self._held) > _LINE_LIMIT or not self._fill():
+                raise EOFError
+        line, _, self._held = self._held.partition(b"\n")
+        return line
+
+    def take(self, count: int) -> Iterator[bytes]:
+        """Yields exactly the next `count` bytes; raises EOFError if they do not come."""
+        while count:
+            if not self._held and not self._fill():
+                raise EOFError
+            piece, self._held = self._held[:count], self._held[count:]
+            count -= len(piece)
+            yield piece
+
+    def finish(self) -> None:
+        """Reads to the end, so that the sender's exit code is checked."""
+        while self._fill():
+            self._held = b""
+
+
+def pull(run: Run, send: Sender, *, host: str, job_dir: str) -> Pulled:
+    """Brings a run's results home and records what was verified.
+
+    Raises:
+        UsageError: the job has not ended.
+        ResultsError: something is missing or wrong; what is sound was kept, `pulled.json` lists the rest.
+    """
+    have = {name: file_sha256(run.path / name) for name in RESULT_FILES if (run.path / name).is_file()}
+    stream = _Stream(send(have))
+    header = _header(stream, run, host)
+    if header["verdict"] not in ENDED:
+        raise UsageError(
+            f"run {run.job_id} is {header['verdict']} on {host}: it has no complete results yet",
+            f"wait for it: `orch runs attach {run.job_id}`",
+        )
+    manifest = header["manifest"]
+    problems = [] if manifest else ["the job wrote no manifest: it did not come to an orderly end"]
+    listed = dict(manifest["files"]) if manifest else None
+    files = _receive(stream, run.path, listed, problems)
+    for name, entry in (listed or {}).items():
+        if name not in files and have.get(name) == entry["sha256"]:
+            files[name] = entry
+        elif name not in files and not any(problem.startswith(name) for problem in problems):
+            problems.append(f"{name} did not come")
+    _record_end(run, header, manifest)
+    pulled = Pulled(host, job_dir, time.time(), not problems, files, problems)
+    write_json(run.path / "pulled.json", {"schema": PULLED_SCHEMA, **asdict(pulled)})
+    if problems:
+        raise _incomplete(run, host, header["verdict"], problems)
+    return pulled
+
+
+def _header(stream: _Stream, run: Run, host: str) -> dict[str, Any]:
+    try:
+        header = json.loads(_first_line(stream))
+        check_schema(header, "orch/send/1", f"{host}: results of {run.job_id}")
+        if header["manifest"]:
+            check_schema(header["manifest"], MANIFEST_SCHEMA, f"{host}: manifest of {run.job_id}")
+    except EOFError as error:
+        raise ResultsError(
+            f"{host} sent no results for {run.job_id}", f"try again: `orch runs pull {run.job_id}`"
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise ResultsError(f"{host}: the results of {run.job_id} cannot be read: {error}") from error
+    return dict(header)
+
+
+def _first_line(stream: _Stream) -> bytes:
+    """Returns our first line, past what a login shell prints before it."""
+    skipped = 0
+    while skipped < _NOISE_LIMIT:
+        line = stream.line()
+        if line.startswith(_HEADER):
+            return line
+        skipped += len(line) + 1
+    raise EOFError
+
+
+def _known(name: object) -> str:
+    if name not in RESULT_FILES:
+        raise ValueError(f"an unexpected file {name!r}")
+    return str(name)
+
+
+def _receive(
+    stream: _Stream, folder: Path, listed: Mapping[str, Any] | None, problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Stores the files that are sound; says in `problems` what is not. Returns what was stored."""
+    stored: dict[str, dict[str, Any]] = {}
+    try:
+        while not (record := json.loads(stream.line())).get("end"):
+            name = _known(record["file"])
+            entry = _store(stream, folder, name, int(record["size"]), listed, problems)
+            if entry:
+                stored[name] = entry
+        stream.finish()
+    except EOFError:
+        problems.append("the transfer ended early")
+    except HostFailedError as error:
+        problems.append(f"the transfer failed: {error.message}")
+    except (ValueError, KeyError, AttributeError) as error:
+        problems.append(f"the transfer cannot be read: {error}")
+    return stored
+
+
+def _store(
+    stream: _Stream,
+    folder: Path,
+    name: str,
+    size: int,
+    listed: Mapping[str, Any] | None,
+    problems: list[str],
+) -> dict[str, Any] | None:
+    temporary = folder / f".{name}.pull"
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb") as out:
+            for piece in stream.take(size):
+                digest.update(piece)
+                out.write(piece)
+        entry: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
+        if listed is not None and listed.get(name) != entry:
+            what = "is not in the manifest" if name not in listed else "does not match its manifest"
+            problems.append(f"{name} {what} (size {size}, sha256 {entry['sha256'][:12]}…)")
+            return None
+        if listed is None and trim_torn_line(temporary) and name != "worker.log":
+            entry = {"size": temporary.stat().st_size, "sha256": file_sha256(temporary)}
+        temporary.replace(folder / name)
+        return entry
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _record_end(run: Run, header: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> None:
+    try:
+        state = State.from_json(header["state"]) if header["state"] else None
+    except ProtocolError as error:
+        raise ResultsError(f"the state of {run.job_id} cannot be read: {error}") from error
+    run.saw(header["verdict"], state)
+    if state is not None:
+        write_json(run.path / "state.json", state.to_json())
+    if manifest is not None:
+        write_json(run.path / "MANIFEST.json", manifest)
+
+
+def _incomplete(run: Run, host: str, verdict: str, problems: list[str]) -> ResultsError:
+    again = f"orch runs resume {run.job_id}" if verdict == "lost" else f"orch runs pull {run.job_id}"
+    return ResultsError(
+        f"the results of {run.job_id} from {host} are not complete: {'; '.join(problems)}",
+        f"what is sound was kept in {run.path}; next: `{again}`",
+        run=run.job_id,
+        problems=problems,
+    )

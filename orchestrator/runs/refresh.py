@@ -1,0 +1,68 @@
+"""Where the unfinished runs stand now: one request per host, all hosts at once.
+
+What always holds: a host that does not answer costs the others nothing and its runs are `unreachable`, which
+is said but never recorded: the record keeps what was last known of the job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import OrchError
+from orchestrator.launch import ENDED, Cursor
+from orchestrator.runs.attached import AttachedRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.hosts.base import Host
+    from orchestrator.inventory import HostEntry
+    from orchestrator.runs.store import Run
+
+__all__ = ["refresh"]
+
+_AT_ONCE = 8
+_END_OF_FILES = Cursor(events=1 << 62, log=-1, rows=1 << 62)
+
+
+def refresh(
+    runs: Sequence[Run], open_host: Callable[[str], Host], entry: Callable[[str], HostEntry]
+) -> dict[str, str]:
+    """Asks the hosts of all runs that have not ended by the record. Returns job id -> fault of its host.
+
+    Args:
+        runs: any runs; those that have ended are left alone.
+        open_host: the way to a host, not yet connected.
+        entry: a host's entry.
+    """
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.status() not in ENDED:
+            groups[run.where.host, run.where.workdir].append(run)
+    faults: dict[str, str] = {}
+    asked: list[list[AttachedRun]] = []
+    for (name, _), members in groups.items():
+        try:
+            host, about = open_host(name), entry(name)
+            asked.append([AttachedRun(run, host, about) for run in members])
+        except OrchError as error:
+            faults.update({run.job_id: error.message for run in members})
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for answer in pool.map(_ask, asked):
+            faults.update(answer)
+    return faults
+
+
+def _ask(members: list[AttachedRun]) -> dict[str, str]:
+    """Asks one host about its runs and notes what it says."""
+    handles = [member.handle for member in members]
+    cursors = {handle.job_id: _END_OF_FILES for handle in handles}
+    try:
+        seen = members[0].launcher.poll(handles, cursors, max_bytes=1)
+    except OrchError as error:
+        return {handle.job_id: error.message for handle in handles}
+    for member, look in zip(members, seen, strict=True):
+        member.run.saw(look.verdict, look.state)
+    return {}

@@ -1,0 +1,212 @@
+"""The local record of runs: `runs/<job id>/` beside inventory.yaml, one folder a run.
+
+What always holds:
+
+* A run's folder appears whole (a rename), with everything that is needed to submit it and to find it again
+  (`job.json`, its prompts, `where.json`), before anything is started on a host: a client that is killed at
+  any moment can come back.
+* `seen.json` is the last thing known of the job and may be out of date; `pulled.json` says which result
+  files were verified, when and from where. Both are replaced atomically.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import ResultsError, UsageError
+from remote_payload.protocol import (
+    Job,
+    ProtocolError,
+    State,
+    check_schema,
+    read_json,
+    sync_directory,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["PULLED_SCHEMA", "Pulled", "Run", "RunStore", "Seen", "Where"]
+
+WHERE_SCHEMA = "orch/where/1"
+SEEN_SCHEMA = "orch/seen/1"
+PULLED_SCHEMA = "orch/pulled/1"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a run's job was submitted to."""
+
+    host: str
+    workdir: str
+    launcher: str = "process"
+    native_id: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The last look at a job: its verdict and state, and when (by this machine's clock)."""
+
+    verdict: str
+    at: float
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What was brought back: name -> size and SHA-256 of each verified file; what is wrong, if anything."""
+
+    host: str
+    job_dir: str
+    at: float
+    complete: bool
+    files: dict[str, dict[str, Any]]
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run in the record."""
+
+    path: Path
+    job: Job
+    where: Where
+
+    @property
+    def job_id(self) -> str:
+        """The run's id: its job's."""
+        return self.job.job_id
+
+    def seen(self) -> Seen | None:
+        """Returns the last look at the job, if there was one."""
+        path = self.path / "seen.json"
+        if not path.is_file():
+            return None
+        record = _read(path, SEEN_SCHEMA)
+        state = State.from_json(record["state"], str(path)) if record.get("state") else None
+        return Seen(record["verdict"], record["at"], state)
+
+    def saw(self, verdict: str, state: State | None) -> None:
+        """Records a look at the job."""
+        record = {"schema": SEEN_SCHEMA, "verdict": verdict, "at": time.time()}
+        write_json(self.path / "seen.json", {**record, "state": state.to_json() if state else None})
+
+    def pulled(self) -> Pulled | None:
+        """Returns what was brought back, if anything was."""
+        path = self.path / "pulled.json"
+        if not path.is_file():
+            return None
+        record = _read(path, PULLED_SCHEMA)
+        try:
+            return Pulled(**{key: value for key, value in record.items() if key != "schema"})
+        except TypeError as error:
+            raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {self.job_id}`") from error
+
+    def files(self) -> dict[str, bytes]:
+        """Returns what goes to the host with the job."""
+        return {self.job.prompts: (self.path / self.job.prompts).read_bytes()}
+
+    def status(self) -> str:
+        """Returns where the run stands in one word, from the record alone."""
+        seen = self.seen()
+        return seen.verdict if seen else "unsubmitted"
+
+
+class RunStore:
+    """The runs of one inventory."""
+
+    def __init__(self, inventory_folder: Path) -> None:
+        self.folder = inventory_folder / "runs"
+
+    def create(self, job: Job, where: Where, files: Mapping[str, bytes]) -> Run:
+        """Records a run before it is submitted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / job.job_id
+        temporary = self.folder / f".new-{job.job_id}"
+        temporary.mkdir()
+        try:
+            for name, data in files.items():
+                (temporary / name).write_bytes(data)
+            write_json(temporary / "where.json", {"schema": WHERE_SCHEMA, **asdict(where)})
+            write_json(temporary / "job.json", job.to_json())
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(self.folder)
+        return Run(path, job, where)
+
+    def open(self, job_id: str) -> Run:
+        """Reads one run by its full id."""
+        path = self.folder / job_id
+        try:
+            job = Job.from_json(read_json(path / "job.json"), str(path / "job.json"))
+        except (OSError, ProtocolError) as error:
+            raise ResultsError(
+                f"the run in {path} cannot be read: {error}", "move that folder away if you do not need it"
+            ) from error
+        record = _read(path / "where.json", WHERE_SCHEMA)
+        try:
+            where = Where(**{key: value for key, value in record.items() if key != "schema"})
+        except TypeError as error:
+            raise ResultsError(f"{path / 'where.json'}: {error}") from error
+        return Run(path, job, where)
+
+    def all(self) -> tuple[list[Run], list[str]]:
+        """Returns (the runs, oldest first; one sentence for each folder that cannot be read)."""
+        runs, faults = [], []
+        for job_id in self._ids():
+            try:
+                runs.append(self.open(job_id))
+            except ResultsError as error:
+                faults.append(error.message)
+        return sorted(runs, key=lambda run: (run.job.created, run.job_id)), faults
+
+    def resolve(self, name: str) -> Run:
+        """Finds a run by `last`, its id, a label (the newest run that has it), or a prefix that is its own."""
+        ids = self._ids()
+        if not ids:
+            raise UsageError(f"there are no runs in {self.folder}", "start one: `orch eval --ckpt REF`")
+        if name in ids:
+            return self.open(name)
+        runs, _ = self.all()
+        if name == "last" and runs:
+            return runs[-1]
+        if labelled := [run for run in runs if run.job.label and run.job.label == name]:
+            return labelled[-1]
+        begun = [job_id for job_id in ids if job_id.startswith(name)]
+        if len(begun) == 1:
+            return self.open(begun[0])
+        if begun:
+            several = ", ".join(begun[:5])
+            raise UsageError(f"{name!r} begins the ids of {len(begun)} runs: {several}", "give more of it")
+        raise UsageError(f"there is no run {name!r}", "list them: `orch runs ls`")
+
+    def remove(self, run: Run) -> None:
+        """Removes a run's local record; what is on the host stays."""
+        doomed = run.path.with_name(f".gone-{run.job_id}")
+        run.path.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _ids(self) -> list[str]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(p.name for p in self.folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _read(path: Path, schema: str) -> dict[str, Any]:
+    try:
+        record = read_json(path)
+        check_schema(record, schema, str(path))
+    except ProtocolError as error:
+        raise ResultsError(
+            str(error), "this file is written by orch; if a newer orch wrote it, update this one"
+        ) from error
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
+    return dict(record)
