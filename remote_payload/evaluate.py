@@ -11,23 +11,27 @@ import contextlib
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from remote_payload.engines.live import check_convention, check_shape, make_verifier
+from remote_payload.engines.live.rows import DetailsFile, LiveMeasuring
+from remote_payload.engines.live.verify import Verifier
+from remote_payload.engines.parity import lossless_report, parity_report
 from remote_payload.errors import CheckpointError, InputError
 from remote_payload.fingerprint import model_hash, template_hash
-from remote_payload.items import capture_features, continue_prompts
+from remote_payload.items import Item, capture_features, continue_prompts
 from remote_payload.measure import Measurement, Measuring
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Tokenizing, read_prompts
-from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
+from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, write_json
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
-from remote_payload.shapes import parse_shapes
+from remote_payload.shapes import Chain, parse_shapes
 from remote_payload.summary import summarize
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
@@ -35,6 +39,9 @@ from remote_payload.trajectories import Need, TrajectoryStore
 __all__ = ["EXIT_REJECTED", "run_job"]
 
 EXIT_REJECTED = InputError.exit_code
+
+_ENGINES = {"replay": ("replay",), "live": ("live",), "both": ("replay", "live")}
+"""A job's `engine` -> the engines that run; the first one's rows make the summary's figures."""
 
 
 def run_job(job: Job, folder: Path, cache: Path) -> int:
@@ -58,13 +65,17 @@ def run_job(job: Job, folder: Path, cache: Path) -> int:
 def _check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
     fixed = {
-        "engine": (job.engine, "replay"),
         "acceptance": (job.acceptance, "exact"),
         "features": (job.features, "ram"),
     }
     for name, (asked, available) in fixed.items():
         if asked != available:
             raise InputError(f"{name} {asked!r} is not in this payload; {available!r} is")
+    if job.engine not in _ENGINES:
+        raise InputError(f"engine {job.engine!r} is not in this payload; {', '.join(_ENGINES)} are")
+    if "live" in _ENGINES[job.engine]:
+        for shape in parse_shapes(job.shapes):
+            check_shape(shape)
     for name, value in (
         ("max_new_tokens", job.max_new_tokens),
         ("samples_per_prompt", job.samples_per_prompt),
@@ -127,6 +138,8 @@ class _Evaluation:
     def _drop_misfits(self, target: Target) -> None:
         for candidate in list(self.candidates):
             try:
+                if "live" in _ENGINES[self.job.engine]:
+                    check_convention(candidate.convention)
                 self.notes += check_fit(
                     candidate,
                     num_layers=target.num_layers,
@@ -139,6 +152,7 @@ class _Evaluation:
 
     def _measure(self, target: Target, target_hash: str, prompts: list[Any]) -> None:
         job = self.job
+        verifier = self._verifier(target)
         tokenizer = target.tokenizer()
         tokenizing = Tokenizing(tokenizer, target.vocab_size, enable_thinking=job.enable_thinking)
         stops = target.stop_ids() if job.stop_ids is None else job.stop_ids
@@ -166,6 +180,13 @@ class _Evaluation:
             "items": len(items),
         }
         of = Measurement(job, target_hash, template, need, self.sampling, self.shapes)
+        if "replay" in _ENGINES[job.engine]:
+            self._replay(of, target, items, tokenizer)
+        if verifier is not None:
+            self._live(replace(of, engine="live"), target, verifier, items)
+
+    def _replay(self, of: Measurement, target: Target, items: list[Item], tokenizer: Any) -> None:
+        job = self.job
         measuring = Measuring(of, self.results, self.progress, tokenizer)
         waiting = [c for c in self.candidates if not all(measuring.done(c, item) for item in items)]
         if not waiting:
@@ -185,6 +206,21 @@ class _Evaluation:
             with self._timed(f"drafter {candidate.spec.label}"):
                 try:
                     measuring.run(candidate, target, items, captured)
+                except CheckpointError as error:
+                    self._refuse(candidate, error)
+
+    def _verifier(self, target: Target) -> Verifier | None:
+        """Returns what runs the target live, if it is to run: one that cannot is refused before any work."""
+        if "live" not in _ENGINES[self.job.engine]:
+            return None
+        return make_verifier(target, trees=any(shape.name != Chain.name for shape in self.shapes))
+
+    def _live(self, of: Measurement, target: Target, verifier: Verifier, items: list[Item]) -> None:
+        measuring = LiveMeasuring(of, self.results, self.progress, target, verifier)
+        for candidate in list(self.candidates):
+            with self._timed(f"live {candidate.spec.label}"):
+                try:
+                    measuring.run(candidate, items)
                 except CheckpointError as error:
                     self._refuse(candidate, error)
 
@@ -209,8 +245,25 @@ class _Evaluation:
         yield
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
 
+    def _engine_reports(self, rows: list[Row]) -> dict[str, Any]:
+        """Returns what the live engine adds to the summary."""
+        engines = _ENGINES[self.job.engine]
+        if "live" not in engines:
+            return {}
+        details = DetailsFile(self.folder).load()
+        reports: dict[str, Any] = {"lossless": lossless_report(rows, details)}
+        if "replay" in engines:
+            live = [row for row in rows if row.engine == "live"]
+            reports |= {
+                "parity": parity_report(rows, details),
+                "live": summarize(live, tail=self.job.tail),
+            }
+        return reports
+
     def _write_summary(self) -> None:
         job = self.job
+        rows = self.results.rows()
+        main = [row for row in rows if row.engine == _ENGINES[job.engine][0]]
         record = {
             "schema": SUMMARY_SCHEMA,
             "job_id": job.job_id,
@@ -221,7 +274,7 @@ class _Evaluation:
             "engine": job.engine,
             "max_new_tokens": job.max_new_tokens,
             "tail": job.tail,
-            "drafters": summarize(self.results.rows(), tail=job.tail),
+            "drafters": summarize(main, tail=job.tail),
             "rejected": [asdict(refusal) for refusal in self.refused],
             "notes": self.notes,
             "seconds": self.seconds,
@@ -233,7 +286,7 @@ class _Evaluation:
             "threads": torch.get_num_threads(),
             "host": platform.node(),
         }
-        write_json(self.folder / "summary.json", record | self.facts)
+        write_json(self.folder / "summary.json", record | self.facts | self._engine_reports(rows))
 
 
 def _device(name: str) -> torch.device:

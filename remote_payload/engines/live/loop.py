@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_payload.engines.candidates import drafts_from_hidden
-from remote_payload.errors import InputError
+from remote_payload.errors import CheckpointError, InputError
 from remote_payload.prompts import prompt_hash
 from remote_payload.sampling import Choice, Spot
 from remote_payload.shapes import Proposal, Proposing
@@ -70,9 +70,9 @@ def check_shape(shape: Shape) -> Proposing:
 
 
 def check_convention(convention: Convention) -> None:
-    """Raises InputError for the one setting that cannot exist in live decoding."""
+    """Raises CheckpointError for the one setting that cannot exist in live decoding."""
     if convention.context == "through_anchor":
-        raise InputError(
+        raise CheckpointError(
             "convention context=through_anchor cannot run live: the anchor's feature does not exist before the "
             "anchor has been verified, so such a score is a leak of the training code; use --engine replay"
         )
@@ -89,7 +89,7 @@ class LiveDecoder:
         sampling: how the target chooses.
 
     Raises:
-        InputError: the drafter's convention cannot exist live.
+        CheckpointError: the drafter's convention cannot exist live.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from remote_payload.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ancestors", "tree_mask"]
+__all__ = ["ancestors", "check_trees", "tree_mask"]
 
 _MASKED = ("sdpa", "eager")
 
@@ -30,6 +30,25 @@ def ancestors(parents: Sequence[int]) -> torch.Tensor:
     return seen
 
 
+def check_trees(config: Any, implementation: str) -> None:
+    """Raises InputError if a target's attention cannot take the mask of a draft tree.
+
+    Args:
+        config: its (text) config.
+        implementation: transformers' name of its attention implementation.
+    """
+    if implementation not in _MASKED:
+        raise InputError(
+            f"attention implementation {implementation!r} cannot take the ancestor mask of a draft tree; use --attn "
+            "sdpa, the chain, or --engine replay"
+        )
+    if "chunked_attention" in (getattr(config, "layer_types", None) or []):
+        raise InputError(
+            "the target has chunked attention, for which draft trees are not verified live; use the chain, or "
+            "--engine replay"
+        )
+
+
 def tree_mask(
     config: Any, parents: Sequence[int], depths: Sequence[int], length: int, dtype: torch.dtype, device: Any
 ) -> Any:
@@ -37,24 +56,13 @@ def tree_mask(
 
     Returns:
         [1, 1, M, length + M], or a dict of such per layer type where the target's layers differ.
-
-    Raises:
-        InputError: the target's attention implementation takes no mask of this form.
     """
-    used = getattr(config, "_attn_implementation", "sdpa")
-    if used not in _MASKED:
-        raise InputError(
-            f"attention implementation {used!r} takes no mask that a draft tree needs; use --attn sdpa for trees, "
-            "or the chain"
-        )
     seen = torch.cat([torch.ones(len(parents), length, dtype=torch.bool), ancestors(parents)], dim=-1)
     depth = torch.tensor(depths)
     places = torch.cat([torch.arange(length), length + depth])
     window = getattr(config, "sliding_window", None)
     near = seen & (places[None, :] > (length + depth)[:, None] - window) if window else seen
     kinds = set(getattr(config, "layer_types", None) or [])
-    if "chunked_attention" in kinds:
-        raise InputError("the target has chunked attention, for which trees are not verified live; use the chain")
     if "sliding_attention" in kinds:
         full, sliding = _additive(seen, dtype, device), _additive(near, dtype, device)
         return {kind: sliding if kind == "sliding_attention" else full for kind in kinds}

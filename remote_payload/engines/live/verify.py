@@ -20,7 +20,7 @@ import torch
 
 from remote_payload.engines.live.caches import is_recurrent, keep_path, new_cache, restore, take_snapshot
 from remote_payload.engines.live.forward import CachedForward, Pass
-from remote_payload.engines.live.masks import tree_mask
+from remote_payload.engines.live.masks import check_trees, tree_mask
 
 if TYPE_CHECKING:
     from remote_payload.sampling import Choice
@@ -56,15 +56,22 @@ class Verifier(Protocol):
         """Runs a round: the anchor's token and the proposal's."""
 
 
-def make_verifier(target: Target) -> Verifier:
+def make_verifier(target: Target, *, trees: bool = False) -> Verifier:
     """Returns the way that fits the target's layers.
+
+    Args:
+        target: the model.
+        trees: whether proposals may branch; what cannot verify them is then refused at once.
 
     Raises:
         TargetError: its cache can be neither cropped nor copied.
+        InputError: trees, and an attention implementation that takes no mask of theirs.
     """
     forward = CachedForward(target)
     cache = new_cache(target.config, str(target.path))
     if not is_recurrent(cache):
+        if trees:
+            check_trees(target.config, target.model.config._attn_implementation)
         return _Attention(target, forward)
     if multi_token_pass_is_exact(target, forward):
         return _Recurrent(target, forward)
@@ -121,22 +128,20 @@ class _Sequence:
 class _Attention(_Sequence):
     def verify(self, proposal: Proposal, anchor: int, choose: Choose) -> Verified:
         start = self._length
-        mask = None
-        if not proposal.is_path:
-            mask = tree_mask(
-                self._target.config,
-                proposal.parents,
-                proposal.depths,
-                start,
-                self._target.dtype,
-                self._target.device,
-            )
+        mask = None if proposal.is_path else self._mask(proposal)
         ids = [anchor, *proposal.tokens[1:]]
         found = self._run([ids], [[start + depth for depth in proposal.depths]], mask=mask)
         chosen = choose(found.logits[0], proposal.depths)
         path = follow(proposal, chosen.tokens)
         keep_path(self._cache, start, path)
         return self._round(path, chosen, found.features[0])
+
+    def _mask(self, proposal: Proposal) -> Any:
+        target = self._target
+        check_trees(target.config, target.model.config._attn_implementation)
+        return tree_mask(
+            target.config, proposal.parents, proposal.depths, self._length, target.dtype, target.device
+        )
 
 
 class _Recurrent(_Sequence):
