@@ -9,9 +9,18 @@ from typing import Any
 
 from remote_payload.protocol import Row, canonical_json
 from remote_payload.shapes import parse_shape
-from remote_payload.tau import DIALECTS, Walk, acceptance_histogram, survival, tau, truncate
+from remote_payload.tau import (
+    BIAS_WORTH_A_WARNING,
+    DIALECTS,
+    Walk,
+    acceptance_histogram,
+    short_output_bias,
+    survival,
+    tau,
+    truncate,
+)
 
-__all__ = ["summarize"]
+__all__ = ["bias_notes", "summarize"]
 
 
 def summarize(rows: Iterable[Row], *, tail: str = "full") -> list[dict[str, Any]]:
@@ -42,7 +51,7 @@ def _drafter_entry(rows: Sequence[Row], tail: str) -> dict[str, Any]:
 
 
 def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
-    walks = [Walk(row.accept_lengths, row.output_tokens) for row in rows]
+    full = walks = [Walk(row.accept_lengths, row.output_tokens) for row in rows]
     if tail == "truncated":
         walks = [Walk(truncate(walk), walk.output_tokens) for walk in walks]
     block = rows[0].block_size + int(rows[0].convention.get("label_offset", 0))
@@ -55,6 +64,9 @@ def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
         "tau": _number(tau(walks)),
         "tau_dataset_mean": _number(sum(known) / len(known)) if known else None,
         "dialects": {name: _number(formula(walks)) for name, (formula, _) in DIALECTS.items()},
+        "short_output_bias": {
+            name: None if bias is None else _number(bias) for name, bias in short_output_bias(full).items()
+        },
         "datasets": per_dataset,
         "bound": parse_shape(shape).bound(block),
         "rows": len(rows),
@@ -65,6 +77,21 @@ def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
         "near_ties": sum(row.near_ties for row in rows),
         "seconds": round(sum(row.seconds for row in rows), 3),
     }
+
+
+def bias_notes(drafters: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns a sentence for every dialect that short outputs move by more than 1 %, with the largest case."""
+    worst: dict[str, tuple[float, str]] = {}
+    for drafter in drafters:
+        for shape, entry in drafter["shapes"].items():
+            for dialect, bias in entry["short_output_bias"].items():
+                if bias is not None and abs(bias) > abs(worst.get(dialect, (0.0, ""))[0]):
+                    worst[dialect] = (bias, f"{drafter['label']}, {shape}")
+    return [
+        f"short outputs move {dialect} by about {100 * bias:+.1f} % ({where}); tau, pooled and in full, is not moved"
+        for dialect, (bias, where) in worst.items()
+        if abs(bias) > BIAS_WORTH_A_WARNING
+    ]
 
 
 def _number(value: float) -> float | None:
