@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from remote_payload.figures import by_context_length, by_output_position, conditional_survival
 from remote_payload.protocol import Row, canonical_json
 from remote_payload.shapes import parse_shape
 from remote_payload.tau import (
@@ -59,6 +60,7 @@ def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
     for row, walk in zip(rows, walks, strict=True):
         datasets[row.dataset].append(walk)
     per_dataset = {name: _number(tau(group)) for name, group in sorted(datasets.items())}
+    shares = [_number(share) for share in survival(walks, block)]
     known = [value for value in per_dataset.values() if value is not None]
     return {
         "tau": _number(tau(walks)),
@@ -72,7 +74,10 @@ def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
         "rows": len(rows),
         "rounds": sum(len(walk.accept_lengths) for walk in walks),
         "output_tokens": sum(row.output_tokens for row in rows),
-        "survival": [_number(share) for share in survival(walks, block)],
+        "survival": shares,
+        "conditional_survival": conditional_survival(shares),
+        "by_context_length": by_context_length(rows),
+        "by_output_position": by_output_position(rows),
         "histogram": acceptance_histogram(walks, block),
         "near_ties": sum(row.near_ties for row in rows),
         "seconds": round(sum(row.seconds for row in rows), 3),
