@@ -19,20 +19,20 @@ import torch
 import transformers
 
 from remote_payload.engines.live import check_convention, check_shape, make_verifier
-from remote_payload.engines.live.rows import DetailsFile, LiveMeasuring
+from remote_payload.engines.live.rows import LiveMeasuring
 from remote_payload.engines.live.verify import Verifier
-from remote_payload.engines.parity import lossless_report, parity_report
+from remote_payload.engines.parity import engine_reports
 from remote_payload.errors import CheckpointError, InputError
 from remote_payload.fingerprint import model_hash, template_hash
 from remote_payload.items import Item, capture_features, continue_prompts
 from remote_payload.measure import Measurement, Measuring
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Tokenizing, read_prompts
-from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, write_json
+from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, parse_shapes
-from remote_payload.summary import summarize
+from remote_payload.summary import bias_notes, summarize
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
 
@@ -245,25 +245,17 @@ class _Evaluation:
         yield
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
 
-    def _engine_reports(self, rows: list[Row]) -> dict[str, Any]:
-        """Returns what the live engine adds to the summary."""
-        engines = _ENGINES[self.job.engine]
-        if "live" not in engines:
-            return {}
-        details = DetailsFile(self.folder).load()
-        reports: dict[str, Any] = {"lossless": lossless_report(rows, details)}
-        if "replay" in engines:
-            live = [row for row in rows if row.engine == "live"]
-            reports |= {
-                "parity": parity_report(rows, details),
-                "live": summarize(live, tail=self.job.tail),
-            }
-        return reports
-
     def _write_summary(self) -> None:
         job = self.job
         rows = self.results.rows()
-        main = [row for row in rows if row.engine == _ENGINES[job.engine][0]]
+        by_engine = {
+            engine: summarize((row for row in rows if row.engine == engine), tail=job.tail)
+            for engine in _ENGINES[job.engine]
+        }
+        drafters = by_engine[_ENGINES[job.engine][0]]
+        reports = engine_reports(rows, self.folder) if "live" in by_engine else {}
+        if len(by_engine) > 1:
+            reports["live"] = by_engine["live"]
         record = {
             "schema": SUMMARY_SCHEMA,
             "job_id": job.job_id,
@@ -274,9 +266,9 @@ class _Evaluation:
             "engine": job.engine,
             "max_new_tokens": job.max_new_tokens,
             "tail": job.tail,
-            "drafters": summarize(main, tail=job.tail),
+            "drafters": drafters,
             "rejected": [asdict(refusal) for refusal in self.refused],
-            "notes": self.notes,
+            "notes": [*self.notes, *bias_notes(drafters)],
             "seconds": self.seconds,
             "versions": {
                 "python": platform.python_version(),
@@ -286,7 +278,7 @@ class _Evaluation:
             "threads": torch.get_num_threads(),
             "host": platform.node(),
         }
-        write_json(self.folder / "summary.json", record | self.facts | self._engine_reports(rows))
+        write_json(self.folder / "summary.json", record | self.facts | reports)
 
 
 def _device(name: str) -> torch.device:

@@ -12,12 +12,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from remote_payload.engines.live.rows import Details
+from remote_payload.engines.live.rows import Details, DetailsFile
 from remote_payload.protocol import Row, row_key
 
-__all__ = ["lossless_report", "parity_report", "reports_as_text", "rounding_gap"]
+__all__ = ["engine_reports", "lossless_report", "parity_report", "reports_as_text", "rounding_gap"]
 
 SHOWN = 50
 """Differences listed one by one; the counts hold all of them."""
@@ -32,6 +33,15 @@ class _Pair(NamedTuple):
     live: Row
     replay: Row
     details: Details
+
+
+def engine_reports(rows: Sequence[Row], folder: Path) -> dict[str, Any]:
+    """Returns what a job's summary says about its live rows: `lossless`, and `parity` where both engines ran."""
+    details = DetailsFile(folder).load()
+    reports = {"lossless": lossless_report(rows, details)}
+    if any(row.engine == "replay" for row in rows):
+        reports["parity"] = parity_report(rows, details)
+    return reports
 
 
 def rounding_gap(dtype: str, *, greedy: bool) -> float:
@@ -57,7 +67,9 @@ def parity_report(rows: Iterable[Row], details: Mapping[str, Details]) -> dict[s
         {"drafter": drafter, "shape": shape, "block_size": block, **_counts(group)}
         for (drafter, shape, block), group in sorted(groups.items())
     ]
-    differences = [_difference(pair) for pair in pairs if pair.live.accept_lengths != pair.replay.accept_lengths]
+    differences = [
+        _difference(pair) for pair in pairs if pair.live.accept_lengths != pair.replay.accept_lengths
+    ]
     return {
         **_counts(pairs),
         "unpaired": unpaired,
@@ -119,7 +131,7 @@ def _reason(pair: _Pair, number: int, anchor: int, length: int) -> tuple[str, fl
     """Returns whose decision differed, its gap, and the gap that rounding can reach."""
     dtype, divergence = pair.live.dtype, pair.details.divergence
     # Another token at or before the shorter round's bonus makes the target's choice the first difference.
-    if divergence and divergence.index <= anchor + length:
+    if divergence and divergence.position <= anchor + length:
         return "target", divergence.gap, rounding_gap(dtype, greedy=pair.live.temperature == 0)
     gaps = pair.details.draft_gaps
     gap = gaps[number] if number < len(gaps) else math.inf
@@ -142,7 +154,7 @@ def lossless_report(rows: Iterable[Row], details: Mapping[str, Details]) -> dict
     listed = [
         {
             **_place(row),
-            "index": first.index,
+            "index": first.position,
             "live": first.live,
             "plain": first.plain,
             "gap": first.gap,
@@ -177,10 +189,10 @@ def reports_as_text(summary: Mapping[str, Any]) -> str:
             f"({parity['equal_walks']} of {parity['walks']} walks; {parity['near_ties']} part at a near tie, "
             f"{parity['real']} for another reason)"
         )
-        for group in parity["groups"]:
-            lines.append(
-                f"  {group['drafter']:32} {group['shape']:12} {group['equal_rounds']:>8} of {group['rounds']}"
-            )
+        lines += [
+            f"  {group['drafter']:32} {group['shape']:12} {group['equal_rounds']:>8} of {group['rounds']}"
+            for group in parity["groups"]
+        ]
         lines += [f"  {_difference_text(entry)}" for entry in parity["differences"]]
     if lossless := summary.get("lossless"):
         lines.append(

@@ -39,9 +39,10 @@ def new_cache(config: Any, where: str) -> DynamicCache:
     Raises:
         TargetError: a layer's cache can neither be cut nor copied (the message names its class).
     """
-    cache = DynamicCache(config=config)
+    cache: Any = DynamicCache(config=config)
+    plain: Any = DynamicLayer
     cache.layers = [
-        DynamicLayer() if type(layer).__name__ in _SLIDING else layer for layer in getattr(cache, "layers", [])
+        plain() if type(layer).__name__ in _SLIDING else layer for layer in getattr(cache, "layers", [])
     ]
     recurrent = sorted(_RECURRENT_TYPES & set(getattr(config, "layer_types", None) or []))
     if recurrent and not is_recurrent(cache):

@@ -85,7 +85,9 @@ class CachedForward:
                 **{self._cache_argument: cache},
             )
         features = [kept[index].to(self.device) for index in indices]
-        return Pass(output.logits.float(), torch.cat(features, dim=-1) if features else output.logits[..., :0])
+        return Pass(
+            output.logits.float(), torch.cat(features, dim=-1) if features else output.logits[..., :0]
+        )
 
     def _capture(self, index: int, kept: dict[int, torch.Tensor]) -> Any:
         """Hooks hidden state `index`: what enters layer `index`, or what leaves the decoder (the last one)."""

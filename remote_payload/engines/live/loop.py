@@ -10,6 +10,7 @@ keyed (prompt, sample, generated index), so that engines agree on it at every te
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_payload.engines.candidates import drafts_from_hidden
@@ -117,12 +118,12 @@ class LiveDecoder:
         """
         proposing, key = check_shape(shape), prompt_hash(start.prompt)
 
-        def choose(logits: torch.Tensor, first: int, depths: Sequence[int]) -> Choice:
+        def choose(first: int, logits: torch.Tensor, depths: Sequence[int]) -> Choice:
             spots = [Spot(key, start.sample, first + depth) for depth in depths]
             return self._sampling.choose(logits, spots)
 
         begun = self._verifier.prefill(start.prompt, self._drafter.feature_indices)
-        first = choose(begun.logits[0], 0, [0])
+        first = choose(0, begun.logits[0], [0])
         walk = LiveWalk(first.tokens, first.gaps)
         context = self._drafter.begin()
         features = begun.features[0]
@@ -130,9 +131,7 @@ class LiveDecoder:
         while True:
             anchor = walk.tokens[index]
             proposal = self._propose(context, features, anchor, proposing)
-            verified = self._verifier.verify(
-                proposal, anchor, lambda logits, depths, at=index + 1: choose(logits, at, depths)
-            )
+            verified = self._verifier.verify(proposal, anchor, partial(choose, index + 1))
             length = len(verified.path)
             walk.tokens += verified.choices
             walk.gaps += verified.gaps

@@ -31,13 +31,13 @@ __all__ = ["Details", "DetailsFile", "Divergence", "LiveMeasuring", "first_diver
 
 
 class Divergence(NamedTuple):
-    """The first generated index at which live decoding committed another token than plain decoding.
+    """The first generated index (`position`) at which live decoding committed another token than plain decoding.
 
     `gap` is the smaller of the two decisions' gaps there (`sampling.Choice`); `in_output` is false past the
     end of the output, where the last round's surplus lies.
     """
 
-    index: int
+    position: int
     live: int
     plain: int
     gap: float

@@ -184,7 +184,7 @@ class _TokenByToken(_Sequence):
         children = _children(proposal)
         path, node, token = [0], 0, anchor
         chosen: list[tuple[int, float]] = []
-        features = []
+        features: list[torch.Tensor] = []
         while True:
             at = self._length + len(features)
             found = self._run([[token]], [[at]], last_only=True)
