@@ -29,8 +29,8 @@ _GROWN = {"keys", "values"}
 """Attributes that grow by concatenation into new tensors: a reference is a copy."""
 
 
-def new_cache(config: Any, where: str) -> DynamicCache:
-    """Returns an empty cache for a target.
+def new_cache(config: Any, where: str) -> Any:
+    """Returns an empty cache (a DynamicCache) for a target.
 
     Args:
         config: the target's (text) config.

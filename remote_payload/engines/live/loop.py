@@ -1,8 +1,8 @@
 """Real speculative decoding of one sequence: draft, verify, commit, with caches on both sides.
 
 The loop's edges are those of the published one (z-lab `dflash_generate`): the first token comes from the
-prompt's pass and is the first anchor; a round runs while fewer than max_new_tokens rounds' tokens are
-committed after it; a stop token is looked for after a round, among all committed tokens; the last round
+prompt's pass and is the first anchor; a round runs while at most max_new_tokens tokens are committed, that
+one included; a stop token is looked for after a round, among all committed tokens; the last round
 counts in full. What always holds: what is committed is the target's own choice at every position, and it is
 keyed (prompt, sample, generated index), so that engines agree on it at every temperature.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remote_payload.drafters.convention import Convention
     from remote_payload.drafters.dflash import DFlashDrafter
     from remote_payload.drafters.growing import GrowingContext
-    from remote_payload.engines.live.verify import Verifier
+    from remote_payload.engines.live.verify import Verified, Verifier
     from remote_payload.sampling import Sampling
     from remote_payload.shapes import Shape
     from remote_payload.trajectories import Need, Start
@@ -53,6 +53,15 @@ class LiveWalk:
     accept_lengths: list[int] = field(default_factory=list)
     anchors: list[int] = field(default_factory=list)
     draft_gaps: list[float] = field(default_factory=list)
+
+    def record(self, anchor: int, proposal: Proposal, verified: Verified) -> None:
+        """Adds a round that started at generated index `anchor`."""
+        length = len(verified.path)
+        self.tokens += verified.choices
+        self.gaps += verified.gaps
+        self.anchors.append(anchor)
+        self.accept_lengths.append(length)
+        self.draft_gaps.append(min(proposal.gaps[:length], default=float("inf")))
 
     @property
     def near_ties(self) -> int:
@@ -124,24 +133,17 @@ class LiveDecoder:
 
         begun = self._verifier.prefill(start.prompt, self._drafter.feature_indices)
         first = choose(0, begun.logits[0], [0])
-        walk = LiveWalk(first.tokens, first.gaps)
-        context = self._drafter.begin()
-        features = begun.features[0]
-        index = 0
+        walk, context, features = LiveWalk(first.tokens, first.gaps), self._drafter.begin(), begun.features[0]
+        fresh: Sequence[int] = first.tokens
         while True:
-            anchor = walk.tokens[index]
+            anchor, index = walk.tokens[-1], len(walk.tokens) - 1
             proposal = self._propose(context, features, anchor, proposing)
             verified = self._verifier.verify(proposal, anchor, partial(choose, index + 1))
-            length = len(verified.path)
-            walk.tokens += verified.choices
-            walk.gaps += verified.gaps
-            walk.anchors.append(index)
-            walk.accept_lengths.append(length)
-            walk.draft_gaps.append(min(proposal.gaps[:length], default=float("inf")))
-            features, index = verified.features, index + length
-            fresh = walk.tokens if len(walk.anchors) == 1 else verified.choices
-            if index >= need.max_new_tokens or not need.stop_ids.isdisjoint(fresh):
+            walk.record(index, proposal, verified)
+            features, fresh = verified.features, [*fresh, *verified.choices]
+            if len(walk.tokens) > need.max_new_tokens or not need.stop_ids.isdisjoint(fresh):
                 return walk
+            fresh = ()
 
     def _propose(
         self, context: GrowingContext, features: torch.Tensor, anchor: int, shape: Proposing
