@@ -109,6 +109,8 @@ class _Evaluation:
             torch.set_num_threads(self.job.threads)
         prompts = read_prompts(self.folder / self.job.prompts)
         self.candidates, self.refused = plan_drafters(self.job)
+        if "live" in _ENGINES[self.job.engine]:
+            self._drop_what_cannot_run_live()
         if self.candidates:
             target, target_hash = self._load_target()
             self._drop_misfits(target)
@@ -135,11 +137,16 @@ class _Evaluation:
         self.progress.step("load_target", 1, 1)
         return target, identity
 
+    def _drop_what_cannot_run_live(self) -> None:
+        for candidate in list(self.candidates):
+            try:
+                check_convention(candidate.convention)
+            except CheckpointError as error:
+                self._refuse(candidate, error)
+
     def _drop_misfits(self, target: Target) -> None:
         for candidate in list(self.candidates):
             try:
-                if "live" in _ENGINES[self.job.engine]:
-                    check_convention(candidate.convention)
                 self.notes += check_fit(
                     candidate,
                     num_layers=target.num_layers,
