@@ -28,7 +28,7 @@ from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
-from remote_payload.summary import summarize
+from remote_payload.summary import bias_notes, summarize
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
 
@@ -212,6 +212,7 @@ class _Evaluation:
 
     def _write_summary(self) -> None:
         job = self.job
+        drafters = summarize(self.results.rows(), tail=job.tail)
         record = {
             "schema": SUMMARY_SCHEMA,
             "job_id": job.job_id,
@@ -222,9 +223,9 @@ class _Evaluation:
             "engine": job.engine,
             "max_new_tokens": job.max_new_tokens,
             "tail": job.tail,
-            "drafters": summarize(self.results.rows(), tail=job.tail),
+            "drafters": drafters,
             "rejected": [asdict(refusal) for refusal in self.refused],
-            "notes": self.notes,
+            "notes": [*self.notes, *bias_notes(drafters)],
             "seconds": self.seconds,
             "versions": {
                 "python": platform.python_version(),
