@@ -116,6 +116,7 @@ class _Evaluation:
             self._drop_misfits(target)
             if self.candidates:
                 self._measure(target, target_hash, prompts)
+            self.notes += target.notes
         for refusal in self.refused:
             self.progress.say(refusal.reason, phase="rejected", drafter=refusal.label)
         self._write_summary()
