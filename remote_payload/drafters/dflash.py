@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from remote_payload.drafters.checkpoint import Checkpoint, effective_rule
-from remote_payload.drafters.growing import GrowingContext
 from remote_payload.drafters.masks import block_mask, context_mask
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class DFlashDrafter:
         hidden: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        mask: torch.Tensor | None,
+        mask: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         at = f"layers.{layer}."
@@ -173,52 +172,6 @@ class DFlashDrafter:
         gate = F.silu(F.linear(inner, self._weights[at + "mlp.gate_proj.weight"]))
         wide = gate * F.linear(inner, self._weights[at + "mlp.up_proj.weight"])
         return hidden + F.linear(wide, self._weights[at + "mlp.down_proj.weight"])
-
-    # ------------------------------------------------------------------ live decoding, one sequence
-
-    def begin(self) -> GrowingContext:
-        """Returns an empty context for one sequence."""
-        return GrowingContext(self.config.num_layers)
-
-    @torch.no_grad()
-    def grow(self, context: GrowingContext, features: torch.Tensor) -> None:
-        """Appends the features of the next n positions: [n, K*H], the hidden states of `feature_indices`."""
-        hidden = F.linear(features[None].to(self.device, self.dtype), self._weights["fc.weight"])
-        if self.convention.hidden_norm:
-            hidden = self._norm(hidden, "hidden_norm.weight")
-        positions = torch.arange(context.length, context.length + len(features), device=self.device)
-        turn = _rotation(positions, self.config.head_dim, self.config.rope)
-        for layer in range(self.config.num_layers):
-            at = f"layers.{layer}.self_attn."
-            keys = _rotate(self._heads(hidden, at, "k_proj", "k_norm"), turn)
-            context.append(layer, keys, self._heads(hidden, at, "v_proj"))
-        context.length += len(features)
-
-    @torch.no_grad()
-    def draft_next(self, context: GrowingContext, token: int) -> torch.Tensor:
-        """Runs the block whose anchor is the token at position `context.length`.
-
-        Returns:
-            [1, D, H] final hidden states of the slots that draft.
-        """
-        block = self.block_size
-        ids = torch.full((1, block), self.config.mask_token_id, device=self.device, dtype=torch.long)
-        ids[0, 0] = token
-        hidden = self._embed(ids).to(self.dtype)
-        first = context.length + self.convention.block_position_offset
-        positions = torch.arange(first, first + block, device=self.device)
-        turn = _rotation(positions, self.config.head_dim, self.config.rope)
-        for layer in range(self.config.num_layers):
-            keys, values = context.view(layer)
-            hidden = self._layer(layer, hidden, keys, values, self._live_mask(layer, context.length), turn)
-        return self._norm(hidden[:, self.first_label :], "norm.weight")
-
-    def _live_mask(self, layer: int, length: int) -> torch.Tensor | None:
-        """Returns [1, 1, B, length + B], or None where the block sees everything there is."""
-        windowed = self.config.windows[layer] is not None and self._rule != "none"
-        if not windowed and self.convention.in_block == "bidirectional":
-            return None
-        return self._mask(layer, torch.tensor([length], device=self.device), length)
 
     # ------------------------------------------------------------------ pieces
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remote_payload.drafters.convention import Convention
+from remote_payload.drafters.dflash_live import LiveDFlash
 from remote_payload.engines.live import LiveDecoder, check_convention, check_shape, make_verifier
 from remote_payload.engines.live import verify as verifying
 from remote_payload.engines.live.caches import keep_path, new_cache, restore, take_snapshot
@@ -176,7 +177,7 @@ def test_a_pass_that_forgets_the_recurrent_state_is_found_out(
 def test_cutting_and_gathering_keep_exactly_the_named_rows(harness: Harness) -> None:
     forward = CachedForward(harness.target)
     for path in ([0], [0, 1, 2], [0, 2, 5], [0, 3]):
-        cache = new_cache(harness.target.config, "t")
+        cache = new_cache(harness.target.config)
         forward.run(cache, [list(range(60, 70))], [range(10)], ())
         forward.run(cache, [[1, 2, 3, 4, 5, 6]], [range(10, 16)], ())
         before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
@@ -190,7 +191,7 @@ def test_cutting_and_gathering_keep_exactly_the_named_rows(harness: Harness) -> 
 
 def test_a_snapshot_can_be_put_back_any_number_of_times(hybrid: Harness) -> None:
     forward, target = CachedForward(hybrid.target), hybrid.target
-    cache, prompt = new_cache(target.config, "t"), PROMPTS["o12"]
+    cache, prompt = new_cache(target.config), PROMPTS["o12"]
     at = len(prompt)
     forward.run(cache, [prompt], [range(at)], ())
     kept = take_snapshot(cache)
@@ -213,42 +214,31 @@ def test_layers_with_a_window_keep_what_has_to_come_back() -> None:
         sliding_window=4,
         use_sliding_window=True,
     )
-    assert [type(layer).__name__ for layer in new_cache(config, "t").layers] == ["DynamicLayer"] * 2
+    assert [type(layer).__name__ for layer in new_cache(config).layers] == ["DynamicLayer"] * 2
 
 
-def test_a_cache_that_takes_nothing_back_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, harness: Harness
+@pytest.mark.parametrize("kind", ["layer", "cache"])
+def test_a_target_whose_cache_takes_nothing_back_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, harness: Harness, kind: str
 ) -> None:
-    from transformers import cache_utils
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
 
-    class StreamingLayer(cache_utils.DynamicLayer):  # type: ignore[misc]
+    class StreamingLayer(DynamicLayer):  # type: ignore[misc]
         pass
 
-    config = harness.target.config
+    class StreamingCache(DynamicCache):  # type: ignore[misc]
+        pass
 
-    def made(config: Any) -> Any:
-        cache = cache_utils.DynamicCache()
-        cache.layers = [StreamingLayer()]
+    def made(_self: CachedForward) -> Any:
+        cache = DynamicCache() if kind == "layer" else StreamingCache()
+        cache.layers = [DynamicLayer(), StreamingLayer() if kind == "layer" else DynamicLayer()]
         return cache
 
-    monkeypatch.setattr("remote_payload.engines.live.caches.DynamicCache", made)
-    with pytest.raises(TargetError, match=r"t: its cache has layers of kind StreamingLayer.*--engine replay"):
-        new_cache(config, "t")
-
-
-def test_a_transformers_without_a_recurrent_cache_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, hybrid: Harness
-) -> None:
-    from transformers import cache_utils
-
-    def made(config: Any) -> Any:
-        cache = cache_utils.DynamicCache()
-        cache.layers = [cache_utils.DynamicLayer() for _ in range(config.num_hidden_layers)]
-        return cache
-
-    monkeypatch.setattr("remote_payload.engines.live.caches.DynamicCache", made)
-    with pytest.raises(TargetError, match=r"no general cache for the target's linear_attention layers"):
-        new_cache(hybrid.target.config, "t")
+    monkeypatch.setattr(CachedForward, "own_cache", made)
+    named = "StreamingLayer" if kind == "layer" else "StreamingCache"
+    with pytest.raises(TargetError, match=rf"target-tiny: its cache is of kind {named}, .*--engine replay"):
+        make_verifier(harness.target)
 
 
 # --------------------------------------------------------------------------- masks
@@ -357,14 +347,15 @@ def test_a_context_grown_in_pieces_is_the_whole_one(harness: Harness, cuts: list
     drafter = harness.drafter("drafter-b8-mid", convention=Convention(block_position_offset=1))
     length = sum(cuts)
     features = torch.randn(length, 256, generator=torch.Generator().manual_seed(length))
-    context, at = drafter.begin(), 0
+    live, at = LiveDFlash(drafter), 0
     for cut in cuts:
-        drafter.grow(context, features[at : at + cut])
+        live.grow(features[at : at + cut])
+        live.draft(66)  # a draft leaves no trace in the context
         at += cut
     with torch.no_grad():
-        found = drafter.draft_next(context, 65)
+        found = live.draft(65)
         zero = torch.zeros(1, dtype=torch.long)
         whole = drafter.prepare(features[None])
         expected = drafter.draft(whole, zero, torch.tensor([length]), torch.tensor([65]))
-    assert context.length == length
+    assert live.length == length
     assert (found - expected).abs().max() < 1e-4

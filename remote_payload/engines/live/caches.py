@@ -18,44 +18,49 @@ from transformers.cache_utils import DynamicLayer
 
 from remote_payload.errors import TargetError
 
-__all__ = ["Snapshot", "is_recurrent", "keep_path", "keep_positions", "new_cache", "restore", "take_snapshot"]
+__all__ = [
+    "Snapshot",
+    "check_cache",
+    "is_recurrent",
+    "keep_path",
+    "keep_positions",
+    "new_cache",
+    "restore",
+    "take_snapshot",
+]
 
 Snapshot = list[dict[str, Any]]
 """Per layer: its attributes, with tensors that the model writes in place copied."""
 
-_SLIDING = {"DynamicSlidingWindowLayer"}
-_RECURRENT_TYPES = {"linear_attention", "mamba", "mamba2", "conv", "hybrid", "recurrent"}
 _GROWN = {"keys", "values"}
 """Attributes that grow by concatenation into new tensors: a reference is a copy."""
 
 
-def new_cache(config: Any, where: str) -> Any:
-    """Returns an empty cache (a DynamicCache) for a target.
+def check_cache(cache: Any, where: str) -> None:
+    """Refuses a target by the cache that its model makes.
 
     Args:
-        config: the target's (text) config.
+        cache: what the model itself made.
         where: names the target in errors.
 
     Raises:
-        TargetError: a layer's cache can neither be cut nor copied (the message names its class).
+        TargetError: it can neither be cut nor copied (the message names its class).
     """
-    cache: Any = DynamicCache(config=config)
-    plain: Any = DynamicLayer
-    cache.layers = [
-        plain() if type(layer).__name__ in _SLIDING else layer for layer in getattr(cache, "layers", [])
-    ]
-    recurrent = sorted(_RECURRENT_TYPES & set(getattr(config, "layer_types", None) or []))
-    if recurrent and not is_recurrent(cache):
-        raise TargetError(
-            f"{where}: this transformers has no general cache for the target's {', '.join(recurrent)} layers, so "
-            "live decoding cannot take tokens back; update transformers on this host, or use --engine replay"
-        )
-    strange = sorted({type(layer).__name__ for layer in cache.layers if not _reversible(layer)})
+    strange = {type(cache).__name__} if type(cache) is not DynamicCache else set()
+    if not strange:
+        strange = {type(layer).__name__ for layer in cache.layers if not _reversible(layer)}
     if strange:
         raise TargetError(
-            f"{where}: its cache has layers of kind {', '.join(strange)}, which live decoding can neither crop nor "
-            "copy; use --engine replay, which takes nothing back"
+            f"{where}: its cache is of kind {', '.join(sorted(strange))}, which live decoding can neither crop nor "
+            "copy; use --engine replay, which takes nothing back, or another transformers on this host"
         )
+
+
+def new_cache(config: Any) -> Any:
+    """Returns an empty cache (a DynamicCache) for a target of this (text) config."""
+    cache: Any = DynamicCache(config=config)
+    plain: Any = DynamicLayer
+    cache.layers = [plain() if _slides(layer) else layer for layer in cache.layers]
     return cache
 
 
@@ -64,9 +69,14 @@ def is_recurrent(cache: Any) -> bool:
     return any(_recurrent(layer) for layer in cache.layers)
 
 
+def _slides(layer: Any) -> bool:
+    return type(layer).__name__ == "DynamicSlidingWindowLayer"
+
+
 def _reversible(layer: Any) -> bool:
     # A subclass of an attention layer may keep more than keys and values: it has to be known by name.
-    return _recurrent(layer) or type(layer) is DynamicLayer or type(layer).__name__ == "DummyLayer"
+    known = type(layer) is DynamicLayer or type(layer).__name__ == "DummyLayer"
+    return known or _slides(layer) or _recurrent(layer)
 
 
 def _recurrent(layer: Any) -> bool:

@@ -7,13 +7,12 @@ as long as the pass); hidden states are numbered as Hugging Face numbers them (`
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from remote_payload.errors import TargetError
+from remote_payload.target.lanes import cache_argument
 
 if TYPE_CHECKING:
     from remote_payload.target import Target
@@ -33,23 +32,17 @@ class CachedForward:
 
     Args:
         target: the model.
-
-    Raises:
-        TargetError: the model has no list of decoder layers to read features from.
     """
 
     def __init__(self, target: Target) -> None:
-        self._model: Any = target.model
-        self._decoder: Any = target.model.get_decoder()
-        self._layers: Any = getattr(self._decoder, "layers", None)
-        if self._layers is None or len(self._layers) != target.num_layers:
-            raise TargetError(
-                f"{target.path}: {type(target.model).__name__} has no list of decoder layers to read features from"
-            )
-        self.device = target.device
-        # transformers renamed the argument in 5.2x; the old name warns there and is the only one before.
-        names = inspect.signature(target.model.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._target, self._parts, self.device = target, target.parts, target.device
+        self._cache_argument = cache_argument(target.parts.decoder)
+
+    @torch.no_grad()
+    def own_cache(self) -> Any:
+        """Returns the cache that the model itself makes for a sequence."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        return self._parts.decoder(input_ids=ids, use_cache=True).get(self._cache_argument)
 
     @torch.no_grad()
     def run(
@@ -76,18 +69,17 @@ class CachedForward:
         with contextlib.ExitStack() as hooks:
             for index in set(indices):
                 hooks.callback(self._capture(index, kept).remove)
-            output = self._model(
+            output = self._parts.decoder(
                 input_ids=torch.tensor(ids, device=self.device),
                 attention_mask=mask,
                 position_ids=torch.tensor(positions, device=self.device),
                 use_cache=True,
-                logits_to_keep=1 if last_only else 0,
                 **{self._cache_argument: cache},
             )
+        last = output.last_hidden_state
         features = [kept[index].to(self.device) for index in indices]
-        return Pass(
-            output.logits.float(), torch.cat(features, dim=-1) if features else output.logits[..., :0]
-        )
+        logits = self._target.head(last[:, -1:] if last_only else last)
+        return Pass(logits, torch.cat(features, dim=-1) if features else last[..., :0])
 
     def _capture(self, index: int, kept: dict[int, torch.Tensor]) -> Any:
         """Hooks hidden state `index`: what enters layer `index`, or what leaves the decoder (the last one)."""
@@ -98,6 +90,6 @@ class CachedForward:
         def leaving(_module: Any, _args: tuple[Any, ...], output: Any) -> None:
             kept[index] = output[0]
 
-        if index == len(self._layers):
-            return self._decoder.register_forward_hook(leaving)
-        return self._layers[index].register_forward_pre_hook(entering, with_kwargs=True)
+        if index == len(self._parts.layers):
+            return self._parts.decoder.register_forward_hook(leaving)
+        return self._parts.layers[index].register_forward_pre_hook(entering, with_kwargs=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from remote_payload.drafters.dflash_live import LiveDFlash
 from remote_payload.engines.candidates import drafts_from_hidden
 from remote_payload.errors import CheckpointError, InputError
 from remote_payload.prompts import prompt_hash
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from remote_payload.drafters.convention import Convention
     from remote_payload.drafters.dflash import DFlashDrafter
-    from remote_payload.drafters.growing import GrowingContext
     from remote_payload.engines.live.verify import Verified, Verifier
     from remote_payload.sampling import Sampling
     from remote_payload.shapes import Shape
@@ -133,11 +133,15 @@ class LiveDecoder:
 
         begun = self._verifier.prefill(start.prompt, self._drafter.feature_indices)
         first = choose(0, begun.logits[0], [0])
-        walk, context, features = LiveWalk(first.tokens, first.gaps), self._drafter.begin(), begun.features[0]
+        walk, block, features = (
+            LiveWalk(first.tokens, first.gaps),
+            LiveDFlash(self._drafter),
+            begun.features[0],
+        )
         fresh: Sequence[int] = first.tokens
         while True:
             anchor, index = walk.tokens[-1], len(walk.tokens) - 1
-            proposal = self._propose(context, features, anchor, proposing)
+            proposal = self._propose(block, features, anchor, proposing)
             verified = self._verifier.verify(proposal, anchor, partial(choose, index + 1))
             walk.record(index, proposal, verified)
             features, fresh = verified.features, [*fresh, *verified.choices]
@@ -145,13 +149,11 @@ class LiveDecoder:
                 return walk
             fresh = ()
 
-    def _propose(
-        self, context: GrowingContext, features: torch.Tensor, anchor: int, shape: Proposing
-    ) -> Proposal:
+    def _propose(self, block: LiveDFlash, features: torch.Tensor, anchor: int, shape: Proposing) -> Proposal:
         if not self._drafter.drafts:
             return _ANCHOR_ALONE
-        self._drafter.grow(context, features)
-        hidden = self._drafter.draft_next(context, anchor)
+        block.grow(features)
+        hidden = block.draft(anchor)
         # One candidate more than the shape uses shows how near the last place was to a tie.
         (draft,) = drafts_from_hidden(hidden, self._head, self._vocab, shape.candidates + 1)
         return shape.propose(draft)

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from remote_payload.engines.live.caches import is_recurrent, keep_path, new_cache, restore, take_snapshot
+from remote_payload.engines.live.caches import (
+    check_cache,
+    is_recurrent,
+    keep_path,
+    new_cache,
+    restore,
+    take_snapshot,
+)
 from remote_payload.engines.live.forward import CachedForward, Pass
 from remote_payload.engines.live.masks import check_trees, tree_mask
 
@@ -68,8 +75,8 @@ def make_verifier(target: Target, *, trees: bool = False) -> Verifier:
         InputError: trees, and an attention implementation that takes no mask of theirs.
     """
     forward = CachedForward(target)
-    cache = new_cache(target.config, str(target.path))
-    if not is_recurrent(cache):
+    check_cache(forward.own_cache(), str(target.path))
+    if not is_recurrent(new_cache(target.config)):
         if trees:
             check_trees(target.config, target.model.config._attn_implementation)
         return _Attention(target, forward)
@@ -87,7 +94,7 @@ def multi_token_pass_is_exact(target: Target, forward: CachedForward) -> bool:
     split = 7
     logits = []
     for pieces in ([ids[split:]], [[token] for token in ids[split:]]):
-        cache, at, given = new_cache(target.config, str(target.path)), 0, []
+        cache, at, given = new_cache(target.config), 0, []
         for piece in [ids[:split], *pieces]:
             given.append(forward.run(cache, [piece], [range(at, at + len(piece))], ()).logits[0])
             at += len(piece)
@@ -106,7 +113,7 @@ class _Sequence:
         self._indices: tuple[int, ...] = ()
 
     def prefill(self, prompt: Sequence[int], indices: Sequence[int]) -> Pass:
-        self._cache = new_cache(self._target.config, str(self._target.path))
+        self._cache = new_cache(self._target.config)
         self._indices, self._length = tuple(indices), len(prompt)
         return self._run([list(prompt)], [range(len(prompt))], last_only=True)
 
