@@ -44,7 +44,8 @@ def stage(
 
     Raises:
         HostFailedError: no room, no permission.
-        CheckpointRejectedError: the files changed since they were looked at.
+        CheckpointRejectedError: the files changed since they were looked at (`changed` in its details); of a
+            training state that could not be read, too.
         LinkError: a link broke; nothing half-done is left, and the same call can be made again.
     """
     args: dict[str, Any] = {"workdir": entry.workdir, "hash": checkpoint.hash}
@@ -52,10 +53,13 @@ def stage(
     if seen["there"]:
         return str(seen["path"])
     _need_room(checkpoint, entry.name, seen["disk"])
-    args["files"] = {file.name: {"size": file.size, "sha256": file.sha256} for file in checkpoint.files}
+    args["files"] = {
+        file.name: {"size": file.size, "sha256": file.sha256, "origin": dict(file.origin)}
+        for file in checkpoint.files
+    }
     limit = 300 + checkpoint.size / _SLOWEST
     if checkpoint.host == entry.name:
-        args["local"] = checkpoint.path
+        args["local"] = True
         done = remote.call(destination, "checkpoint_receive", args, python=entry.python, timeout=limit)
         return str(done["path"])
     sender = _Sender(checkpoint, source if source is not None else LocalHost(), source_python, progress)
@@ -89,8 +93,7 @@ class _Sender:
         self._failure: OrchError | None = None
 
     def pieces(self) -> Iterator[bytes]:
-        files = [[file.name, file.size] for file in self._checkpoint.files]
-        args = {"path": self._checkpoint.path, "files": files}
+        args = {"files": [[file.name, file.size, dict(file.origin)] for file in self._checkpoint.files]}
         sent, total = 0, self._checkpoint.size
         try:
             for piece in remote.stream(
@@ -116,4 +119,5 @@ class _Sender:
                 "if training is still writing it, wait until it has finished; then run this again",
                 host=self._checkpoint.host,
                 path=self._checkpoint.path,
+                changed=True,
             ) from self._failure

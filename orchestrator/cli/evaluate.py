@@ -105,6 +105,30 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    draft_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-config",
+            help="The drafter's config (a file here), for raw training_state.pt checkpoints without one.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    forgive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forgive",
+            help="A tensor that may be unknown, not finite or all zero. May be repeated.",
+            metavar="TENSOR",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", min=0, help="Seconds to wait for a checkpoint that is still being written.", metavar="S"
+        ),
+    ] = 120.0,
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", help="[default: the target's]", metavar="DTYPE", show_default=False),
@@ -166,6 +190,9 @@ def evaluate(
         stop_token_ids=_stops(stop_token_id, no_stop),
         block_size=block_size,
         convention=dict(_setting(text) for text in convention or ()),
+        draft_config=draft_config,
+        forgive=tuple(forgive or ()),
+        wait_s=wait,
         dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
         device=device,
         threads=threads,

@@ -26,7 +26,15 @@ from remote_payload import protocol
 from tests.orchestrator.trees import WatchedHost, below
 
 SCRIPTS = sorted(remote._SCRIPTS.glob("*.py"))
-LIBRARIES = {"prelude", "tree", "releases"}
+LIBRARIES = {
+    "prelude",
+    "files",
+    "tree",
+    "releases",
+    "checkpoint_config",
+    "checkpoint_origin",
+    "checkpoint_torch",
+}
 
 
 @pytest.fixture
