@@ -26,8 +26,9 @@ from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Tokenizing, read_prompts
 from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
 from remote_payload.results import Progress, ResultFolder
+from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
-from remote_payload.summary import summarize
+from remote_payload.summary import bias_notes, summarize
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
 
@@ -58,16 +59,22 @@ def _check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
     fixed = {
         "engine": (job.engine, "replay"),
-        "temperature": (job.temperature, 0.0),
-        "samples_per_prompt": (job.samples_per_prompt, 1),
         "acceptance": (job.acceptance, "exact"),
         "features": (job.features, "ram"),
     }
     for name, (asked, available) in fixed.items():
         if asked != available:
             raise InputError(f"{name} {asked!r} is not in this payload; {available!r} is")
-    if job.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {job.max_new_tokens}, it has to be 1 or more")
+    for name, value in (
+        ("max_new_tokens", job.max_new_tokens),
+        ("samples_per_prompt", job.samples_per_prompt),
+    ):
+        if value < 1:
+            raise InputError(f"{name} is {value}, it has to be 1 or more")
+    if job.temperature == 0 and job.samples_per_prompt > 1:
+        raise InputError(
+            "samples_per_prompt above 1 needs a temperature above 0: greedy samples are all the same"
+        )
 
 
 class _Evaluation:
@@ -76,6 +83,7 @@ class _Evaluation:
     def __init__(self, job: Job, folder: Path, cache: Path) -> None:
         self.job, self.folder, self.cache = job, folder, cache
         self.shapes = tuple(parse_shapes(job.shapes))
+        self.sampling = Sampling(job.temperature, job.top_p, job.top_k, job.seed)
         self.results, self.progress = ResultFolder(folder), Progress(folder)
         self.candidates: list[Candidate] = []
         self.refused: list[Refusal] = []
@@ -142,6 +150,8 @@ class _Evaluation:
                 tokenizing,
                 prompts,
                 need,
+                self.sampling,
+                samples=job.samples_per_prompt,
                 store=store,
                 batch_tokens=job.batch_tokens,
                 progress=self.progress,
@@ -155,7 +165,7 @@ class _Evaluation:
             "prompts": len(prompts),
             "items": len(items),
         }
-        of = Measurement(job, target_hash, template, need, self.shapes)
+        of = Measurement(job, target_hash, template, need, self.sampling, self.shapes)
         measuring = Measuring(of, self.results, self.progress, tokenizer)
         waiting = [c for c in self.candidates if not all(measuring.done(c, item) for item in items)]
         if not waiting:
@@ -163,13 +173,13 @@ class _Evaluation:
         with self._timed("features"):
             indices = [index for candidate in waiting for index in candidate.feature_indices]
             captured = capture_features(
-                target, items, indices, batch_tokens=job.batch_tokens, progress=self.progress
+                target, items, indices, self.sampling, batch_tokens=job.batch_tokens, progress=self.progress
             )
         self.facts["prefill_disagreements"] = captured.disagreements
         if captured.disagreements:
             self.notes.append(
-                f"{captured.disagreements} tokens of the recorded continuations are not the argmax of one whole "
-                f"forward pass in {job.target.dtype} (near ties); the recorded path counts"
+                f"{captured.disagreements} tokens of the recorded continuations are not what one whole "
+                f"forward pass in {job.target.dtype} chooses (near ties); the recorded path counts"
             )
         for candidate in waiting:
             with self._timed(f"drafter {candidate.spec.label}"):
@@ -186,7 +196,7 @@ class _Evaluation:
             "dtype": self.job.target.dtype,
             "attn": self.job.target.attn,
             "device": target.device.type,
-            "temperature": 0.0,
+            **self.sampling.identity(),
         }
 
     def _refuse(self, candidate: Candidate, error: CheckpointError) -> None:
@@ -202,6 +212,7 @@ class _Evaluation:
 
     def _write_summary(self) -> None:
         job = self.job
+        drafters = summarize(self.results.rows(), tail=job.tail)
         record = {
             "schema": SUMMARY_SCHEMA,
             "job_id": job.job_id,
@@ -212,9 +223,9 @@ class _Evaluation:
             "engine": job.engine,
             "max_new_tokens": job.max_new_tokens,
             "tail": job.tail,
-            "drafters": summarize(self.results.rows(), tail=job.tail),
+            "drafters": drafters,
             "rejected": [asdict(refusal) for refusal in self.refused],
-            "notes": self.notes,
+            "notes": [*self.notes, *bias_notes(drafters)],
             "seconds": self.seconds,
             "versions": {
                 "python": platform.python_version(),

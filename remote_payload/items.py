@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from remote_payload.trajectories import Need, Trajectory, TrajectoryStore, extend
+from remote_payload.sampling import Sampling, Spot
+from remote_payload.trajectories import Need, Start, Store, Trajectory, extend
 
 if TYPE_CHECKING:
     from remote_payload.prompts import Prompt, Tokenized, Tokenizing
@@ -53,14 +54,17 @@ def continue_prompts(
     tokenizing: Tokenizing,
     prompts: Sequence[Prompt],
     need: Need,
+    sampling: Sampling,
     *,
-    store: TrajectoryStore | None,
+    samples: int,
+    store: Store | None,
     batch_tokens: int,
     progress: Reporter,
 ) -> list[Item]:
-    """Continues every prompt; a later turn of a conversation follows the target's own earlier answers."""
-    wave = list(zip(prompts, tokenizing.first_turns(prompts), strict=True))
-    answers: dict[str, list[list[int]]] = {prompt.id: [] for prompt in prompts}
+    """Continues every prompt `samples` times; a later turn follows the target's own earlier answers."""
+    first = zip(prompts, tokenizing.first_turns(prompts), strict=True)
+    wave = [(prompt, tokenized, sample) for prompt, tokenized in first for sample in range(samples)]
+    answers: dict[tuple[str, int], list[list[int]]] = {(p.id, s): [] for p, _, s in wave}
     items: list[Item] = []
 
     def report(done: int, total: int, made: int) -> None:
@@ -68,17 +72,18 @@ def continue_prompts(
 
     while wave:
         progress.step("trajectories", 0, len(wave))
-        ids = [tokenized.ids for _, tokenized in wave]
-        continued = extend(target, ids, need, store=store, batch_tokens=batch_tokens, progress=report)
+        starts = [Start(tokenized.ids, sample) for _, tokenized, sample in wave]
+        continued = extend(
+            target, starts, need, sampling, store=store, batch_tokens=batch_tokens, progress=report
+        )
         following = []
-        for (prompt, tokenized), trajectory in zip(wave, continued, strict=True):
+        for (prompt, tokenized, sample), trajectory in zip(wave, continued, strict=True):
             items.append(Item(tokenized, trajectory))
             output = list(trajectory.tokens[: need.output_length(trajectory.tokens)])
-            answers[prompt.id].append(output[:-1] if output[-1] in need.stop_ids else output)
+            said = answers[prompt.id, sample]
+            said.append(output[:-1] if output[-1] in need.stop_ids else output)
             if tokenized.turn + 1 < len(prompt.turns):
-                following.append(
-                    (prompt, tokenizing.next_turn(prompt, tokenized.turn + 1, answers[prompt.id]))
-                )
+                following.append((prompt, tokenizing.next_turn(prompt, tokenized.turn + 1, said), sample))
         wave = following
     return items
 
@@ -96,7 +101,13 @@ def batches(items: Iterable[Item], budget: int) -> Iterator[list[Item]]:
 
 
 def capture_features(
-    target: Target, items: Sequence[Item], indices: Iterable[int], *, batch_tokens: int, progress: Reporter
+    target: Target,
+    items: Sequence[Item],
+    indices: Iterable[int],
+    sampling: Sampling,
+    *,
+    batch_tokens: int,
+    progress: Reporter,
 ) -> Captured:
     """Fills every item's features by one forward pass per batch, and checks the recorded path on the way."""
     wanted = tuple(sorted(set(indices)))
@@ -107,19 +118,21 @@ def capture_features(
         features, last = target.hidden_states(sequences, wanted)
         for row, item in enumerate(batch):
             item.features = features[row, : item.length].clone()
-            disagreements += _disagreements(target, item, last[row])
+            disagreements += _disagreements(target, item, last[row], sampling)
         done += len(batch)
         progress.step("features", done, len(items))
     return Captured(wanted, target.hidden_size, disagreements)
 
 
-def _disagreements(target: Target, item: Item, last: torch.Tensor) -> int:
+def _disagreements(target: Target, item: Item, last: torch.Tensor, sampling: Sampling) -> int:
     """Counts continuation tokens that one whole forward pass would not have chosen (near ties)."""
-    start = len(item.trajectory.prompt) - 1
-    truth = torch.tensor(item.trajectory.tokens, device=last.device)
+    trajectory = item.trajectory
+    start, truth = len(trajectory.prompt) - 1, list(trajectory.tokens)
     count = 0
     for piece in range(0, len(truth), 256):
         expected = truth[piece : piece + 256]
-        hidden = last[start + piece : start + piece + len(expected)]
-        count += int((target.head(hidden).argmax(-1) != expected).sum())
+        logits = target.head(last[start + piece : start + piece + len(expected)])
+        spots = [Spot(item.prompt.hash, trajectory.sample, piece + i) for i in range(len(expected))]
+        chosen = sampling.choose(logits, spots).tokens
+        count += sum(a != b for a, b in zip(chosen, expected, strict=True))
     return count

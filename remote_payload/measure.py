@@ -14,8 +14,8 @@ from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Captured, Item, batches
 from remote_payload.protocol import Job, Row, row_key
 from remote_payload.samples import chosen_anchors, sample_record
+from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, Shape
-from remote_payload.shapes.base import NEAR_TIE
 
 if TYPE_CHECKING:
     from remote_payload.plan import Candidate
@@ -34,6 +34,7 @@ class Measurement:
     target_hash: str
     template_hash: str
     need: Need
+    sampling: Sampling
     shapes: tuple[Shape, ...]
 
     def identity(self, candidate: Candidate, item: Item, shape: str) -> dict[str, Any]:
@@ -44,7 +45,7 @@ class Measurement:
             "target_hash": self.target_hash,
             "prompt_hash": item.prompt.hash,
             "turn": item.prompt.turn,
-            "sample": 0,
+            "sample": item.trajectory.sample,
             "shape": shape,
             "engine": job.engine,
             "temperature": job.temperature,
@@ -156,7 +157,7 @@ class Measuring:
     def _row(self, candidate: Candidate, item: Item, shape: str, walk: Walked, seconds: float) -> Row:
         trajectory, need = item.trajectory, self._of.need
         length = need.output_length(trajectory.tokens)
-        ties = sum(gap < NEAR_TIE for gap in trajectory.gaps[:length])
+        ties = sum(gap < self._of.sampling.near for gap in trajectory.gaps[:length])
         return Row(
             **self._of.identity(candidate, item, shape),
             drafter=candidate.spec.label,
@@ -184,7 +185,7 @@ class Measuring:
             "prompt_hash": item.prompt.hash,
             "dataset": item.prompt.dataset,
             "turn": item.prompt.turn,
-            "sample": 0,
+            "sample": item.trajectory.sample,
         }
         stride, trajectory = self._of.job.sample_stride, item.trajectory
         length = self._of.need.output_length(trajectory.tokens)

@@ -30,9 +30,10 @@ from remote_payload.items import Captured, Item, capture_features
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.protocol import read_json
 from remote_payload.results import Silent
+from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
 from remote_payload.target import Target
-from remote_payload.trajectories import Need, extend
+from remote_payload.trajectories import Need, Start, extend
 
 __all__ = ["check", "main"]
 
@@ -98,12 +99,15 @@ def check(device: torch.device, micro: Path = MICRO) -> tuple[list[str], dict[st
     )
     need = Need(expected["max_new_tokens"], frozenset(), drafter.drafts)
     prompts = [prompt["input_ids"] for prompt in expected["prompts"]]
-    trajectories = extend(target, prompts, need, store=None, batch_tokens=4096)
+    starts = [Start(tuple(ids)) for ids in prompts]
+    trajectories = extend(target, starts, need, Sampling(), store=None, batch_tokens=4096)
     items = [
         Item(Tokenized(str(i), "", 0, tuple(ids), prompt_hash(ids)), trajectory)
         for i, (ids, trajectory) in enumerate(zip(prompts, trajectories, strict=True))
     ]
-    captured = capture_features(target, items, drafter.feature_indices, batch_tokens=4096, progress=Silent())
+    captured = capture_features(
+        target, items, drafter.feature_indices, Sampling(), batch_tokens=4096, progress=Silent()
+    )
     problems = _compare_texts(expected, items, captured)
     if problems:
         return problems, {}

@@ -1,7 +1,7 @@
 """The target: a causal language model that transformers loads, used four ways.
 
 It embeds tokens and scores hidden states for the drafter (through the model's own accessors), continues
-sequences greedily, and reports the hidden states of chosen layers. What always holds: sequences of a batch
+sequences, and reports the hidden states of chosen layers. What always holds: sequences of a batch
 do not influence each other's results beyond rounding; `hidden_states` are numbered as Hugging Face numbers
 them (0 the embedding, i the output of decoder layer i - 1, the last one after the final norm).
 """
@@ -20,16 +20,19 @@ from transformers.utils import logging as transformers_logging
 
 from remote_payload.errors import TargetError
 
-__all__ = ["Continuation", "Target"]
+__all__ = ["Step", "Target"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Continuation(NamedTuple):
-    """A step of greedy decoding for each sequence: its token, and the gap of the two best logits."""
+class Step(NamedTuple):
+    """What a decoding batch goes on with: a token for each sequence that stays.
+
+    `keep` lists the indices, into the present batch, of the sequences that stay; None keeps all.
+    """
 
     tokens: list[int]
-    gaps: list[float]
+    keep: list[int] | None = None
 
 
 class Target:
@@ -149,12 +152,10 @@ class Target:
     # ------------------------------------------------------------------ sequences
 
     @torch.no_grad()
-    def continuation(
-        self, sequences: Sequence[Sequence[int]]
-    ) -> Generator[Continuation, list[int] | None, None]:
-        """Decodes a batch greedily, one token a step, without end: the caller stops asking.
+    def decode(self, sequences: Sequence[Sequence[int]]) -> Generator[torch.Tensor, Step, None]:
+        """Continues a batch with a cache, one token a step, without end: the caller stops asking.
 
-        The caller may send a list of indices into the present batch to go on with these sequences only.
+        Yields the logits of the next token, [N, V] float32, and takes the tokens that were chosen.
 
         Args:
             sequences: token ids of each; at least one token.
@@ -177,15 +178,12 @@ class Target:
                 logits_to_keep=1,
                 **{self._cache_argument: cache},
             )
-            best = output.logits[:, -1].float().topk(2, dim=-1)
-            chosen = best.indices[:, 0]
-            gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
-            keep = yield Continuation(chosen.tolist(), gaps)
-            if keep is not None:
-                index = torch.tensor(keep, device=self.device)
+            step = yield output.logits[:, -1].float()
+            if step.keep is not None:
+                index = torch.tensor(step.keep, device=self.device)
                 cache.batch_select_indices(index)
-                chosen, mask, positions = chosen[index], mask[index], positions[index]
-            ids = chosen[:, None]
+                mask, positions = mask[index], positions[index]
+            ids = torch.tensor(step.tokens, device=self.device)[:, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
             positions = positions[:, -1:] + 1
 

@@ -17,9 +17,10 @@ from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Item, capture_features
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.results import Silent
+from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
 from remote_payload.target import Target
-from remote_payload.trajectories import Need, Trajectory, extend
+from remote_payload.trajectories import Need, Start, Trajectory, extend
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "tiny"
@@ -35,13 +36,13 @@ class Known:
     """Continuations of this session, so that no test generates one twice. Same interface as the store."""
 
     def __init__(self) -> None:
-        self.made: dict[tuple[int, ...], Trajectory] = {}
+        self.made: dict[Start, Trajectory] = {}
 
-    def load(self, prompt: Sequence[int]) -> Trajectory | None:
-        return self.made.get(tuple(prompt))
+    def load(self, start: Start) -> Trajectory | None:
+        return self.made.get(start)
 
     def save(self, trajectory: Trajectory) -> None:
-        self.made[trajectory.prompt] = trajectory
+        self.made[trajectory.start] = trajectory
 
 
 class Harness:
@@ -51,12 +52,13 @@ class Harness:
         self.target, self.known = target, Known()
 
     def trajectories(self, prompts: Sequence[Sequence[int]], need: Need) -> list[Trajectory]:
-        return extend(self.target, prompts, need, store=self.known, batch_tokens=16384)  # type: ignore[arg-type]
+        starts = [Start(tuple(prompt)) for prompt in prompts]
+        return extend(self.target, starts, need, Sampling(), store=self.known, batch_tokens=16384)
 
     def replay(self, drafter: DFlashDrafter, trajectories: Sequence[Trajectory]) -> ReplayBatch:
         items = [Item(Tokenized("", "", 0, t.prompt, prompt_hash(t.prompt)), t) for t in trajectories]
         captured = capture_features(
-            self.target, items, drafter.feature_indices, batch_tokens=1 << 20, progress=Silent()
+            self.target, items, drafter.feature_indices, Sampling(), batch_tokens=1 << 20, progress=Silent()
         )
         features = [captured.columns(item, drafter.feature_indices) for item in items]
         return ReplayBatch(drafter, trajectories, features, self.target.head, self.target.vocab_size)

@@ -172,7 +172,8 @@ def test_a_refused_drafter_does_not_spoil_the_others(
     ("extra", "message"),
     [
         (["--engine", "live"], "engine 'live' is not in this payload"),
-        (["--temperature", "0.7"], "temperature 0.7 is not in this payload"),
+        (["--samples-per-prompt", "2"], "needs a temperature above 0"),
+        (["--temperature", "-1"], "temperature is -1.0"),
         (["--shape", "bush:3"], "unknown shape 'bush:3'"),
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--device", "cuda:93"], "device 'cuda:93' cannot be used"),

@@ -28,9 +28,13 @@ def test_the_stored_lists_accept_more_than_the_bonus_token() -> None:
         assert sum(n > 1 for n in lengths) > len(lengths) / 2
 
 
-def test_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_a_number_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
         selfcheck.Target, "head", lambda _self, hidden: torch.full((*hidden.shape[:-1], 264), float("nan"))
     )
-    problems, _ = selfcheck.check(torch.device("cpu"))
-    assert problems
+    assert selfcheck.main(["--json", "--device", "cpu"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert "NaN" in document["problems"][0]
