@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from orchestrator.checkpoints.look import Checkpoint, CheckpointFile, Patience, inspect
 from orchestrator.checkpoints.references import CheckpointRef, Opener, resolve, step_of
-from orchestrator.checkpoints.staging import Progress, stage
+from orchestrator.checkpoints.staging import Progress, stage, stage_current
 
 __all__ = [
     "Checkpoint",
@@ -27,5 +27,6 @@ __all__ = [
     "inspect",
     "resolve",
     "stage",
+    "stage_current",
     "step_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError
@@ -12,10 +13,11 @@ from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
     from orchestrator.checkpoints.look import Checkpoint
+    from orchestrator.checkpoints.references import CheckpointRef
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry
 
-__all__ = ["Progress", "stage"]
+__all__ = ["Progress", "stage", "stage_current"]
 
 Progress = Callable[[int, int], None]
 
@@ -71,6 +73,38 @@ def stage(
         sender.raise_own()
         raise
     return str(done["path"])
+
+
+def stage_current(
+    checkpoint: Checkpoint,
+    send: Callable[[Checkpoint], str],
+    look: Callable[[CheckpointRef], Checkpoint],
+    report: Callable[[str], None],
+) -> tuple[Checkpoint, str]:
+    """Stages a checkpoint of a running trainer: one that changed since the look is looked at and sent once more.
+
+    Args:
+        checkpoint: as it was looked at.
+        send: stages it and returns its folder there.
+        look: looks at a reference again.
+        report: told that it changed.
+
+    Returns:
+        What was staged (another step, if a link leads elsewhere by now), and its folder.
+
+    Raises:
+        CheckpointRejectedError: it changed again, or is gone.
+    """
+    try:
+        return checkpoint, send(checkpoint)
+    except CheckpointRejectedError as error:
+        if not error.details.get("changed"):
+            raise
+        report(f"{checkpoint.where} changed while it was sent; looking at it again")
+    again = look(checkpoint.ref)
+    if again.path == checkpoint.path:
+        again = replace(again, label=checkpoint.label)
+    return again, send(again)
 
 
 def _need_room(checkpoint: Checkpoint, name: str, disk: Mapping[str, Any]) -> None:

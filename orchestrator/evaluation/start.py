@@ -157,26 +157,10 @@ def prepare(
     pushed = releases.push(entry, host, load_tree(chosen.options.payload))
     if pushed.status != "unchanged":
         report(f"pushed payload {pushed.release[:12]} to {entry.name} ({human_bytes(pushed.sent)})")
-    specs = [_stage_current(drafter, chosen, links, report, transfer) for drafter in drafters]
+    specs = [_stage(drafter, chosen, links, report, transfer) for drafter in drafters]
     job = build_job(chosen, pushed.release, specs)
     run = store.create(job, Where(host=entry.name, workdir=entry.workdir), {PROMPTS: chosen.prompts})
     return AttachedRun(run, host, entry)
-
-
-def _stage_current(
-    drafter: Checkpoint, chosen: Plan, links: Links, report: Report, transfer: Transfer | None
-) -> DrafterSpec:
-    """Stages a checkpoint; one that changed since it was looked at is looked at and staged once more."""
-    try:
-        return _stage(drafter, chosen, links, report, transfer)
-    except CheckpointRejectedError as error:
-        if not error.details.get("changed"):
-            raise
-        report(f"{drafter.where} changed while it was sent; looking at it again")
-    again = _Looking(chosen, links, report)(drafter.ref)
-    if again.path == drafter.path:
-        again = replace(again, label=drafter.label)
-    return _stage(again, chosen, links, report, transfer)
 
 
 def _stage(
@@ -192,9 +176,13 @@ def _stage(
         if transfer:
             transfer(drafter.label, done, total)
 
-    path = checkpoints.stage(
-        drafter, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
-    )
+    def send(current: Checkpoint) -> str:
+        return checkpoints.stage(
+            current, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
+        )
+
+    look = _Looking(chosen, links, report)
+    drafter, path = checkpoints.stage_current(drafter, send, look, report)
     if sent:
         report(f"staged {drafter.label} on {chosen.entry.name} ({human_bytes(sent)})")
     convention = {**drafter.convention, **chosen.options.convention}

@@ -17,6 +17,7 @@ import json
 import pickle
 import struct
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -119,9 +120,13 @@ def _draft_state(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: truncated, still being written, or not a file of torch.save (version 1.6 or newer)"
         )
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            # A note about pickle protocols; what cannot be read raises.
+            warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
+            state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError, OSError) as error:
-        reason = str(error).split("\n", 1)[0][:300]
+        # torch's own text recommends unpickling it in full; what it was met with stands in the context.
+        reason = str(error.__context__ or error).split("\n", 1)[0][:300]
         raise CheckpointError(
             f"{path}: refused: it is damaged, or holds more than tensors and plain values, which is never "
             f"executed ({reason}). Export the drafter as safetensors"
