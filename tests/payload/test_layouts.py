@@ -488,3 +488,16 @@ def test_the_payloads_own_command_line_evaluates_raw_and_reduced_checkpoints(
     assert "spec/3: uses its own embed_tokens and lm_head" in notes
     assert "spec/3: its vocabulary has 8 tokens" in notes
     assert "run-step40: its vocabulary" not in notes
+
+
+def test_the_documentation_names_tests_that_exist() -> None:
+    import re
+
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    for name in re.findall(r"\btest_\w+\b(?!\.py)", text):
+        assert f"def {name}(" in sources, name
+    for file in re.findall(r"tests/[\w/]+\.py", text):
+        assert (root / file).is_file(), file
+    assert all(f"`{layout}`" in text for layout in LAYOUTS), "a layout without a line in the documentation"
