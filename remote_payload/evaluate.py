@@ -216,6 +216,7 @@ class _Evaluation:
                     measuring.run(candidate, target, items, captured)
                 except CheckpointError as error:
                     self._refuse(candidate, error)
+        self.notes += measuring.notes
 
     def _verifier(self, target: Target) -> Verifier | None:
         """Returns what runs the target live, if it is to run: one that cannot is refused before any work."""

@@ -42,8 +42,9 @@ def hybrid() -> Harness:
 
 
 @pytest.fixture(params=["attention", "recurrent"])
-def either(request: pytest.FixtureRequest, harness: Harness, hybrid: Harness) -> Harness:
-    return harness if request.param == "attention" else hybrid
+def either(request: pytest.FixtureRequest) -> Harness:
+    found: Harness = request.getfixturevalue("harness" if request.param == "attention" else "hybrid")
+    return found
 
 
 def _whole(target: Target, ids: list[int]) -> torch.Tensor:

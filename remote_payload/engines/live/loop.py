@@ -94,8 +94,8 @@ class LiveDecoder:
     Args:
         verifier: runs the target.
         drafter: the drafter.
-        head: final hidden states -> float32 logits.
-        vocab_size: V.
+        head: the target's head, final hidden states -> float32 logits; unused where the drafter has its own.
+        vocab_size: V of the target.
         sampling: how the target chooses.
 
     Raises:
@@ -112,7 +112,7 @@ class LiveDecoder:
     ) -> None:
         check_convention(drafter.convention)
         self._verifier, self._drafter, self._sampling = verifier, drafter, sampling
-        self._head, self._vocab = head, vocab_size
+        self._head = drafter.head(head, vocab_size)
 
     def decode(self, start: Start, shape: Shape, need: Need) -> LiveWalk:
         """Decodes one sequence.
@@ -155,5 +155,6 @@ class LiveDecoder:
         block.grow(features)
         hidden = block.draft(anchor)
         # One candidate more than the shape uses shows how near the last place was to a tie.
-        (draft,) = drafts_from_hidden(hidden, self._head, self._vocab, shape.candidates + 1)
+        head = self._head
+        (draft,) = drafts_from_hidden(hidden, head.logits, head.size, shape.candidates + 1, head.token_ids)
         return shape.propose(draft)

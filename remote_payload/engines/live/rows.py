@@ -132,7 +132,12 @@ class LiveMeasuring:
     def _decoder(self, candidate: Candidate) -> LiveDecoder:
         target = self._target
         drafter = DFlashDrafter(
-            load_checkpoint(candidate.folder),
+            load_checkpoint(
+                candidate.folder,
+                forgive=candidate.spec.forgive,
+                draft_config=candidate.draft_config,
+                unchanged_since=candidate.stamps,
+            ),
             candidate.convention,
             block_size=candidate.block_size,
             embed=target.embed,
