@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -283,7 +283,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _field_types(cls: type) -> dict[str, tuple[type, ...]]:
     """Returns what JSON may hold in each field of a record; a field of a record's own type is not listed."""
     found = {}
@@ -297,7 +297,7 @@ def _field_types(cls: type) -> dict[str, tuple[type, ...]]:
 def _from_mapping(cls: type[_T], record: Any, where: str) -> _T:
     if not isinstance(record, Mapping):
         raise ProtocolError(f"{where}: not a JSON object")
-    for name, allowed in _field_types(cls).items():
+    for name, allowed in _field_types(cls).items():  # type: ignore[arg-type]
         if name in record and type(record[name]) not in allowed:
             raise ProtocolError(f"{where}: {name} is {str(record[name])[:80]!r}, which it cannot be")
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]

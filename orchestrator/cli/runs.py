@@ -48,7 +48,7 @@ def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
         "state": "unreachable" if fault else run.status(),
         "last_known_state": run.status(),
         "fault": fault or "",
-        "reason": seen.state.reason if seen and seen.state else "",
+        "reason": seen.reason if seen else "",
         "created": run.job.created,
         "suite": run.job.suite,
         "target": run.job.target.name,
@@ -238,9 +238,12 @@ def rm(
 
     store = RunStore(open_inventory(inventory).folder)
     run = store.resolve(name)
-    if not force and run.status() not in ENDED:
+    seen = run.seen()
+    alive = seen is not None and seen.verdict == "lost" and bool(seen.left)
+    if not force and (alive or run.status() not in ENDED):
+        still = f", and {seen.reason}" if seen is not None and alive else ""
         raise UsageError(
-            f"run {run.job_id} is {run.status()} by the record: without it you cannot come back to the job",
+            f"run {run.job_id} is {run.status()} by the record{still}: without it you cannot come back to the job",
             f"end it first: `orch runs cancel {run.job_id}`, or pass --force",
         )
     about = {"schema": RUN_SCHEMA, **_describe(run), "removed": True}

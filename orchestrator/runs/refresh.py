@@ -64,5 +64,5 @@ def _ask(members: list[AttachedRun]) -> dict[str, str]:
     except OrchError as error:
         return {handle.job_id: error.message for handle in handles}
     for member, look in zip(members, seen, strict=True):
-        member.run.saw(look.verdict, look.state)
+        member.run.saw(look.verdict, look.state, look.fault, look.left)
     return {}

@@ -50,11 +50,25 @@ class Where:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last look at a job: its verdict and state, and when (by this machine's clock)."""
+    """The last look at a job: its verdict and state, and when (by this machine's clock).
+
+    Of a lost job, `left` are the processes that lived on and `note` is what else the host said.
+    """
 
     verdict: str
     at: float
     state: State | None = None
+    note: str = ""
+    left: tuple[int, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why the job stands where it does, in words; empty where there is nothing to say."""
+        if self.verdict != "lost":
+            return self.state.reason if self.state else ""
+        pids = ", ".join(map(str, self.left))
+        lives = f"its worker still runs (pid {pids})" if pids else ""
+        return "; ".join(part for part in (self.note, lives) if part)
 
 
 @dataclass(frozen=True)
@@ -89,11 +103,23 @@ class Run:
             return None
         record = _read(path, SEEN_SCHEMA)
         state = State.from_json(record["state"], str(path)) if record.get("state") else None
-        return Seen(record["verdict"], record["at"], state)
+        return Seen(
+            record["verdict"], record["at"], state, record.get("note", ""), tuple(record.get("left") or ())
+        )
 
-    def saw(self, verdict: str, state: State | None) -> None:
-        """Records a look at the job."""
-        record = {"schema": SEEN_SCHEMA, "verdict": verdict, "at": time.time()}
+    def saw(
+        self, verdict: str, state: State | None, note: str | None = None, left: tuple[int, ...] | None = None
+    ) -> None:
+        """Records a look at the job; a `note` or `left` that this look did not ask for (None) is kept."""
+        before = self.seen()
+        same = before if before is not None and before.verdict == verdict else Seen(verdict, 0.0)
+        record = {
+            "schema": SEEN_SCHEMA,
+            "verdict": verdict,
+            "at": time.time(),
+            "note": same.note if note is None else note,
+            "left": same.left if left is None else left,
+        }
         write_json(self.path / "seen.json", {**record, "state": state.to_json() if state else None})
 
     def pulled(self) -> Pulled | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
 from orchestrator.runs.refresh import refresh
 from remote_payload import protocol
-from tests.orchestrator.desk import Desk
+from tests.orchestrator.desk import Desk, wait_for
 from tests.payload import fake_tree
 
 
@@ -335,3 +337,25 @@ def test_the_records_own_files_say_their_version(desk: Desk) -> None:
     for name in ("where", "seen", "pulled"):
         document = json.loads((attached.run.path / f"{name}.json").read_text())
         assert document["schema"] == f"orch/{name}/1"
+
+
+def test_a_lost_job_says_that_its_worker_lives_on_and_is_not_forgotten_meanwhile(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=100", "pause=0.2")
+    state = attached.submit()
+    desk.until("a", "running")
+    worker = int(wait_for(lambda: (p := desk.folder("a") / "worker.pid").exists() and p.read_text()))
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGKILL)
+    wait_for(lambda: attached.look().verdict == "lost")
+    outcome = outcome_module.read_outcome(attached.run)
+    assert outcome.left == (worker,)
+    error = outcome.error()
+    assert error is not None
+    assert f"its worker still runs (pid {worker})" in error.message
+    assert "`orch runs resume a` takes over, `orch runs cancel a` ends it" in error.hint
+    with pytest.raises(ResultsError):
+        attached.pull()
+    assert outcome_module.read_outcome(attached.run).left == (worker,), "a pull looks at no processes"
+    attached.cancel(grace=1)
+    assert outcome_module.read_outcome(attached.run).left == ()
+    assert not (desk.folder("a") / ".reserve").exists()
