@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.ending import stop_code
 from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 
 if TYPE_CHECKING:
@@ -163,9 +164,9 @@ def _follow_to_end(attached: AttachedRun, *, as_json: bool, quiet: bool) -> None
             quiet=quiet or as_json,
         )
         outcome = conclude(attached, watch(attached, quiet=quiet or as_json, seen=seen))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stop_code(stop)) from None
     show_outcome(outcome, schema=EVAL_SCHEMA, as_json=as_json, quiet=quiet)
 
 
