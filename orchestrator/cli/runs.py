@@ -80,6 +80,7 @@ def ls(
 
     found = open_inventory(inventory)
     runs, broken = RunStore(found.folder).all()
+    broken += [text for run in runs for text in run.damage()]
     faults: dict[str, str] = {}
     if not offline:
         with Links(found) as links:
@@ -126,6 +127,8 @@ def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
     from orchestrator.text import printable
 
     run = RunStore(open_inventory(inventory).folder).resolve(name)
+    for text in run.damage():
+        talk(f"warning: {printable(text)}")
     outcome = read_outcome(run)
     if as_json:
         _emit_run(run, results=list(outcome.drafters), rejected=list(outcome.rejected))
