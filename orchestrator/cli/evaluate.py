@@ -93,7 +93,7 @@ def evaluate(
     block_size: Annotated[
         int | None,
         typer.Option(
-            "--block-size", min=2, help="[default: each checkpoint's own]", metavar="B", show_default=False
+            "--block-size", min=1, help="[default: each checkpoint's own]", metavar="B", show_default=False
         ),
     ] = None,
     convention: Annotated[
@@ -107,7 +107,12 @@ def evaluate(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="[default: the target's]", metavar="DTYPE", show_default=False),
+        typer.Option(
+            "--dtype",
+            help="float32, bfloat16 or float16. [default: the target's]",
+            metavar="DTYPE",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
     threads: Annotated[
@@ -137,7 +142,7 @@ def evaluate(
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
     ] = "full",
     engine: Annotated[
-        str, typer.Option("--engine", help="How drafts are verified.", metavar="ENGINE")
+        str, typer.Option("--engine", help="replay, live or both.", metavar="ENGINE")
     ] = "replay",
     payload: Annotated[
         Path | None,
@@ -166,13 +171,13 @@ def evaluate(
         stop_token_ids=_stops(stop_token_id, no_stop),
         block_size=block_size,
         convention=dict(_setting(text) for text in convention or ()),
-        dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
+        dtype=dtype,
         device=device,
         threads=threads,
         samples=samples,
         save_outputs=save_outputs,
         timeout_s=timeout,
-        tail=_one_of("--tail", tail, ("full", "truncated")) or "full",
+        tail=tail,
         engine=engine,
         payload=payload,
     )
@@ -270,22 +275,11 @@ def _stops(ids: list[int] | None, no_stop: bool) -> tuple[int, ...] | None:
 def _setting(text: str) -> tuple[str, Any]:
     """Reads KEY=VALUE: true and false, whole numbers, or words."""
     from orchestrator.errors import UsageError
+    from remote_payload.vocabulary import parse_setting
 
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(
             f"--convention {text!r} is not KEY=VALUE", "as in --convention block_position_offset=1"
         )
-    key, value = key.strip().replace("-", "_"), value.strip()
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    digits = value.removeprefix("-")
-    return key, int(value) if digits.isdecimal() else value
-
-
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
-    from orchestrator.errors import UsageError
-
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r}: it can be {', '.join(allowed)}")
-    return value
+    return key.strip().replace("-", "_"), parse_setting(value.strip())
