@@ -187,6 +187,7 @@ class _Evaluation:
                     measuring.run(candidate, target, items, captured)
                 except CheckpointError as error:
                     self._refuse(candidate, error)
+        self.notes += measuring.notes
 
     def _path_identity(self, target: Target, target_hash: str) -> dict[str, Any]:
         """Returns what the recorded path depends on besides the prompt."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Captured, Item, batches
 from remote_payload.protocol import Job, Row, row_key
@@ -75,6 +76,7 @@ class Measuring:
     ) -> None:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer
+        self.notes: list[str] = []
 
     def done(self, candidate: Candidate, item: Item) -> bool:
         """Whether every shape of a drafter on an item is on disk."""
@@ -88,13 +90,19 @@ class Measuring:
             CheckpointError: its tensors are refused; nothing of it was written.
         """
         drafter = DFlashDrafter(
-            load_checkpoint(candidate.folder),
+            load_checkpoint(
+                candidate.folder,
+                forgive=candidate.spec.forgive,
+                draft_config=candidate.draft_config,
+                unchanged_since=candidate.stamps,
+            ),
             candidate.convention,
             block_size=candidate.block_size,
             embed=target.embed,
             device=target.device,
             dtype=target.dtype,
         )
+        self._note_own_parts(candidate, drafter, target, items)
         sampled = {item.prompt.hash for item in items[: self._of.job.samples]}
         done = 0
         self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
@@ -112,6 +120,18 @@ class Measuring:
                 self._batch(candidate, replay, missing, sampled, started)
             done += len(batch)
             self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
+
+    def _note_own_parts(
+        self, candidate: Candidate, drafter: DFlashDrafter, target: Target, items: Sequence[Item]
+    ) -> None:
+        """Notes what the drafter does not share with its target, and what that costs it."""
+        if drafter.own_parts:
+            self.notes.append(f"{candidate.spec.label}: uses its own {' and '.join(drafter.own_parts)}")
+        texts = [item.trajectory.tokens for item in items]
+        outputs = [tokens[: self._of.need.output_length(tokens)] for tokens in texts]
+        ceiling = coverage_note(candidate.spec.label, drafter.head(target.head, target.vocab_size), outputs)
+        if ceiling:
+            self.notes.append(ceiling)
 
     def _batch(
         self,

@@ -282,7 +282,10 @@ class DrafterSpec:
     """One drafter of a job.
 
     `convention` holds the settings in which its training differed from the published convention;
-    `assumed` says that a setting which its folder does not state was taken by default.
+    `assumed` says that a setting which its folder does not state was taken by default. `forgive` names the
+    tensors that may be unknown, not finite or all zero. `draft_config` is the config of a raw training state
+    that has none beside it. `source` is where it was read from, links resolved, and `step` the training step
+    that this place is named after.
     """
 
     label: str
@@ -291,6 +294,10 @@ class DrafterSpec:
     family: str = "dflash"
     convention: dict[str, Any] = field(default_factory=dict)
     assumed: bool = False
+    forgive: list[str] = field(default_factory=list)
+    draft_config: str | None = None
+    source: str = ""
+    step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
     from orchestrator.evaluation import EvalOptions
@@ -105,6 +106,30 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    draft_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-config",
+            help="The drafter's config (a file here), for raw training_state.pt checkpoints without one.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    forgive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forgive",
+            help="A tensor that may be unknown, not finite or all zero. May be repeated.",
+            metavar="TENSOR",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", min=0, help="Seconds to wait for a checkpoint that is still being written.", metavar="S"
+        ),
+    ] = 120.0,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -168,9 +193,12 @@ def evaluate(
         prompt_count=prompt_count,
         shapes=tuple(shape or ()),
         max_new_tokens=max_new_tokens,
-        stop_token_ids=_stops(stop_token_id, no_stop),
+        stop_token_ids=stops(stop_token_id, no_stop),
         block_size=block_size,
-        convention=dict(_setting(text) for text in convention or ()),
+        convention=dict(setting(text) for text in convention or ()),
+        draft_config=draft_config,
+        forgive=tuple(forgive or ()),
+        wait_s=wait,
         dtype=dtype,
         device=device,
         threads=threads,
@@ -262,24 +290,3 @@ def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
         typer.echo(
             f"drafter   {printable(drafter['label'])}  {human_bytes(drafter['bytes'])}  {printable(drafter['where'])}"
         )
-
-
-def _stops(ids: list[int] | None, no_stop: bool) -> tuple[int, ...] | None:
-    from orchestrator.errors import UsageError
-
-    if no_stop and ids:
-        raise UsageError("--no-stop and --stop-token-id do not go together", "give one of them")
-    return () if no_stop else tuple(ids) if ids else None
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """Reads KEY=VALUE: true and false, whole numbers, or words."""
-    from orchestrator.errors import UsageError
-    from remote_payload.vocabulary import parse_setting
-
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(
-            f"--convention {text!r} is not KEY=VALUE", "as in --convention block_position_offset=1"
-        )
-    return key.strip().replace("-", "_"), parse_setting(value.strip())

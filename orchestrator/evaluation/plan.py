@@ -47,6 +47,9 @@ class EvalOptions:
     stop_token_ids: Sequence[int] | None = None
     block_size: int | None = None
     convention: Mapping[str, Any] = field(default_factory=dict)
+    draft_config: Path | None = None
+    forgive: Sequence[str] = ()
+    wait_s: float = 120.0
     dtype: str | None = None
     device: str = "auto"
     threads: int | None = None

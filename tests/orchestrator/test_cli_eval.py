@@ -93,7 +93,7 @@ def test_a_broken_checkpoint_is_refused_before_anything_is_started(
     tensors = broken / "model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1000])
     before = sorted(path.name for path in (sandbox_project / "runs").glob("*"))
-    words = ("--ckpt", str(broken), "--ckpt", "ct200:ckpt/none", *QUICK)
+    words = ("--ckpt", str(broken), "--ckpt", "ct200:ckpt/none", "--wait", "0", *QUICK)
     done = run_orch("eval", *words, cwd=sandbox_project)
     assert done.code == 10, done.stderr
     assert str(broken) in done.stderr
