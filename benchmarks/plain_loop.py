@@ -33,7 +33,11 @@ class Target:
         self._cache_name = "cache" if "cache" in known else "past_key_values"
 
     def step(
-        self, ids: torch.Tensor, cache: DynamicCache, positions: torch.Tensor, mask: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        cache: DynamicCache,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (argmax of every position [T], drafter features [1, T, K*H])."""
         output = self.model(
@@ -72,7 +76,9 @@ class Drafter:
 
     def start(self) -> None:
         """Begins a new prompt."""
-        self.cached: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * self.config["num_hidden_layers"]
+        self.cached: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * self.config[
+            "num_hidden_layers"
+        ]
         self.seen = 0
 
     def draft(self, target: Target, features: torch.Tensor, anchor: int, token: int) -> torch.Tensor:
@@ -89,7 +95,12 @@ class Drafter:
         return target.head(self._norm(x, "norm")[0, 1:])
 
     def _layer(
-        self, number: int, x: torch.Tensor, context: torch.Tensor, places: torch.Tensor, block_places: torch.Tensor
+        self,
+        number: int,
+        x: torch.Tensor,
+        context: torch.Tensor,
+        places: torch.Tensor,
+        block_places: torch.Tensor,
     ) -> torch.Tensor:
         at = f"layers.{number}."
         inner = self._norm(x, at + "input_layernorm")
@@ -100,7 +111,9 @@ class Drafter:
         values = new_values if old is None else torch.cat([old[1], new_values], dim=2)
         self.cached[number] = (keys, values)
         queries = self._rotate(self._heads(inner, at, "q_proj", "q_norm"), block_places)
-        keys = torch.cat([keys, self._rotate(self._heads(inner, at, "k_proj", "k_norm"), block_places)], dim=2)
+        keys = torch.cat(
+            [keys, self._rotate(self._heads(inner, at, "k_proj", "k_norm"), block_places)], dim=2
+        )
         values = torch.cat([values, self._heads(inner, at, "v_proj")], dim=2)
         mixed = F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
         x = x + F.linear(mixed.transpose(1, 2).flatten(2), self.weights[at + "self_attn.o_proj.weight"])
@@ -139,7 +152,13 @@ def decode_plainly(target: Target, prompt: list[int], count: int) -> list[int]:
 
 
 def speculate(
-    target: Target, drafter: Drafter, prompt: list[int], *, max_new_tokens: int, stops: set[int], budget: int = 0
+    target: Target,
+    drafter: Drafter,
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    stops: set[int],
+    budget: int = 0,
 ) -> list[int]:
     """Runs the loop on one prompt and returns its acceptance lengths; `budget` 0 is the chain, else a tree."""
     cache = DynamicCache()

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
 from orchestrator.cli.ending import stop_code
-from orchestrator.cli.values import one_of, setting, stops
+from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
     from orchestrator.evaluation import EvalOptions
@@ -95,7 +95,7 @@ def evaluate(
     block_size: Annotated[
         int | None,
         typer.Option(
-            "--block-size", min=2, help="[default: each checkpoint's own]", metavar="B", show_default=False
+            "--block-size", min=1, help="[default: each checkpoint's own]", metavar="B", show_default=False
         ),
     ] = None,
     convention: Annotated[
@@ -133,7 +133,12 @@ def evaluate(
     ] = 120.0,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="[default: the target's]", metavar="DTYPE", show_default=False),
+        typer.Option(
+            "--dtype",
+            help="float32, bfloat16 or float16. [default: the target's]",
+            metavar="DTYPE",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
     threads: Annotated[
@@ -163,7 +168,7 @@ def evaluate(
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
     ] = "full",
     engine: Annotated[
-        str, typer.Option("--engine", help="How drafts are verified.", metavar="ENGINE")
+        str, typer.Option("--engine", help="replay, live or both.", metavar="ENGINE")
     ] = "replay",
     payload: Annotated[
         Path | None,
@@ -195,13 +200,13 @@ def evaluate(
         draft_config=draft_config,
         forgive=tuple(forgive or ()),
         wait_s=wait,
-        dtype=one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
+        dtype=dtype,
         device=device,
         threads=threads,
         samples=samples,
         save_outputs=save_outputs,
         timeout_s=timeout,
-        tail=one_of("--tail", tail, ("full", "truncated")) or "full",
+        tail=tail,
         engine=engine,
         payload=payload,
     )

@@ -12,7 +12,7 @@ from orchestrator.cli.ending import stop_code
 from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 
 if TYPE_CHECKING:
-    from orchestrator.runs import Run
+    from orchestrator.runs import Pulled, Run
     from orchestrator.runs.attached import AttachedRun
 
 __all__ = ["register"]
@@ -58,8 +58,18 @@ def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
         "payload_hash": run.job.payload_hash,
         "folder": str(run.path),
         "pulled": None if pulled is None else ("complete" if pulled.complete else "incomplete"),
+        "results": _results(pulled),
         "problems": pulled.problems if pulled else [],
     }
+
+
+def _results(pulled: Pulled | None) -> str | None:
+    """complete, incomplete, or none: everything there was is here, and no row was among it."""
+    if pulled is None:
+        return None
+    if not pulled.complete:
+        return "incomplete"
+    return "complete" if "rows.jsonl" in pulled.files else "none"
 
 
 def _emit_run(run: Run, **more: Any) -> None:
@@ -104,7 +114,7 @@ def _print_table(described: list[dict[str, Any]]) -> None:
         drafters = ", ".join(run["drafters"][:4]) + (" …" if len(run["drafters"]) > 4 else "")
         age = human_seconds(max(0.0, time.time() - run["created"]))
         rows.append(
-            [run["run"], run["state"], run["pulled"] or "-", run["host"], run["suite"], age, drafters]
+            [run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, drafters]
         )
     _print_columns(rows)
 

@@ -1,12 +1,13 @@
-"""Values of options that typer does not know how to read: pairs, choices, options that exclude each other."""
+"""Values of options that typer does not know how to read: pairs, options that exclude each other."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from orchestrator.errors import UsageError
+from remote_payload.vocabulary import parse_setting
 
-__all__ = ["one_of", "setting", "stops"]
+__all__ = ["setting", "stops"]
 
 
 def stops(ids: list[int] | None, no_stop: bool) -> tuple[int, ...] | None:
@@ -23,15 +24,4 @@ def setting(text: str) -> tuple[str, Any]:
         raise UsageError(
             f"--convention {text!r} is not KEY=VALUE", "as in --convention block_position_offset=1"
         )
-    key, value = key.strip().replace("-", "_"), value.strip()
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    digits = value.removeprefix("-")
-    return key, int(value) if digits.isdecimal() else value
-
-
-def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
-    """Returns a value if it is one of those allowed, or None."""
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r}: it can be {', '.join(allowed)}")
-    return value
+    return key.strip().replace("-", "_"), parse_setting(value.strip())

@@ -227,18 +227,18 @@ def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
         hint = " (the kernel does that when memory runs out)" if signal_name == "SIGKILL" else ""
         return f"the worker was ended by {signal_name}{hint}: {last}"
     if code == _REJECTED:
-        return f"rejected: {_rejection(folder) or last}"
+        return f"rejected: {_rejection(folder) or last.removeprefix('error: ')}"
     return f"the worker ended with exit code {code}: {last}"
 
 
 def _rejection(folder: JobFolder) -> str:
-    """Returns why the worker rejected its input: from the summary, else the last event with a message."""
+    """Returns why the worker rejected its input: from the summary, else the last event that says so."""
     if folder.summary.is_file():
         rejected = protocol.read_json(folder.summary).get("rejected") or []
         if rejected:
             return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
-    messages = [event.get("message", "") for event in protocol.iter_jsonl(folder.events)]
-    return next((message for message in reversed(messages) if message), "")
+    said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
+    return next((message for message in reversed(said) if message), "")
 
 
 def _last_line(folder: JobFolder) -> str:

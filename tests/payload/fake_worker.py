@@ -2,7 +2,8 @@
 
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
-exits 10; `silent` writes no summary; `fat` makes each row 100 KiB.
+exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
+100 KiB.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def main(argv: list[str]) -> int:
     if "print" in wanted:
         print(wanted["print"])
     if "reject" in wanted:
-        protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": wanted["reject"]}])
+        protocol.append_lines(folder / "events.jsonl", [{"phase": "rejected", "message": wanted["reject"]}])
+        return 10
+    if "refuse" in wanted:
+        protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
+        sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
     _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
     if "fail" in wanted:

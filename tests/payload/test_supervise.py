@@ -273,6 +273,12 @@ def test_a_rejection_says_why(desk: Desk) -> None:
     assert state["exit_code"] == 10
 
 
+def test_a_rejection_that_no_event_tells_is_the_workers_last_line(desk: Desk) -> None:
+    desk.launch("a", "refuse=prompts.jsonl:2: token id 264 is outside the target's 264 embeddings")
+    state = desk.until("a", "failed")
+    assert state["reason"] == "rejected: prompts.jsonl:2: token id 264 is outside the target's 264 embeddings"
+
+
 def test_an_exit_without_a_summary_is_not_done(desk: Desk) -> None:
     desk.launch("a", "silent")
     assert "without a summary" in desk.until("a", "failed", "done")["reason"]
