@@ -62,7 +62,8 @@ def eval_main(argv: Sequence[str]) -> int:
         code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch")
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
-        sys.stdout.write(_table(read_json(folder / "summary.json")))
+        summary = read_json(folder / "summary.json")
+        sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
 
 
@@ -88,22 +89,12 @@ def _copied_prompts(source: Path, folder: Path) -> Any:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    from remote_payload.drafters.checkpoint import drafter_hash
     from remote_payload.drafters.convention import Convention
 
     if not args.prompts.is_file():
         raise PromptError(f"{args.prompts}: not there")
     convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
-    drafters = []
-    for given in args.drafter:
-        label, equals, path = given.partition("=")
-        folder = Path(path if equals else given).expanduser()
-        identity = drafter_hash(folder)
-        drafters.append(
-            DrafterSpec(
-                label if equals else folder.resolve().name, str(folder), identity, "dflash", convention
-            )
-        )
+    drafters = [_drafter(given, args, convention) for given in args.drafter]
     labels = [drafter.label for drafter in drafters]
     if len(set(labels)) != len(labels):
         raise InputError(f"drafter labels are not distinct: {', '.join(labels)}; use --drafter LABEL=DIR")
@@ -141,6 +132,27 @@ def _job(args: argparse.Namespace) -> Job:
         threads=args.threads,
         batch_tokens=args.batch_tokens,
         created=time.time(),
+    )
+
+
+def _drafter(given: str, args: argparse.Namespace, convention: dict[str, Any]) -> DrafterSpec:
+    """Returns the record of one --drafter; a link is followed, so that label and record name the step."""
+    from remote_payload.drafters.checkpoint import drafter_hash
+
+    label, equals, path = given.partition("=")
+    folder = Path(path if equals else given).expanduser().resolve()
+    if not equals:
+        # speculators calls its folders by the epoch alone
+        label = f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
+    return DrafterSpec(
+        label,
+        str(folder),
+        drafter_hash(folder, args.draft_config),
+        "dflash",
+        convention,
+        forgive=args.forgive,
+        draft_config=str(args.draft_config) if args.draft_config else None,
+        source=str(folder),
     )
 
 
@@ -189,6 +201,19 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--convention", action="append", default=[], metavar="KEY=VALUE", help="how the drafters were trained"
     )
+    add(
+        "--draft-config",
+        type=Path,
+        metavar="FILE",
+        help="the drafter's config, for raw checkpoints (training_state.pt) that have none beside them",
+    )
+    add(
+        "--forgive",
+        action="append",
+        default=[],
+        metavar="TENSOR",
+        help="a tensor that may be unknown, not finite or all zero; may be repeated",
+    )
     add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
@@ -211,6 +236,14 @@ def _table(summary: dict[str, Any]) -> str:
             lines.append(f"{_plain(drafter['label']):32} {shape:12} {value:>8} {entry['rounds']:>8}")
     lines += [f"refused: {_plain(r['label'])}: {_plain(r['reason'])}" for r in summary["rejected"]]
     return "\n".join(lines) + "\n"
+
+
+def _engine_reports(summary: dict[str, Any]) -> str:
+    """What live decoding found about itself and replay, if it ran."""
+    from remote_payload.engines.parity import reports_as_text
+
+    lines = reports_as_text(summary).splitlines()
+    return "".join(f"{_plain(line)}\n" for line in lines)
 
 
 def _plain(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Captured, Item, batches
 from remote_payload.protocol import Job, Row, row_key
@@ -35,6 +36,7 @@ class Measurement:
     need: Need
     sampling: Sampling
     shapes: tuple[Shape, ...]
+    engine: str = "replay"
 
     def identity(self, candidate: Candidate, item: Item, shape: str) -> dict[str, Any]:
         """Returns the key fields of a row (`protocol.Row.KEY_FIELDS`)."""
@@ -46,7 +48,7 @@ class Measurement:
             "turn": item.prompt.turn,
             "sample": item.trajectory.sample,
             "shape": shape,
-            "engine": job.engine,
+            "engine": self.engine,
             "temperature": job.temperature,
             "top_p": job.top_p,
             "top_k": job.top_k,
@@ -75,6 +77,7 @@ class Measuring:
     ) -> None:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer
+        self.notes: list[str] = []
 
     def done(self, candidate: Candidate, item: Item) -> bool:
         """Whether every shape of a drafter on an item is on disk."""
@@ -88,13 +91,19 @@ class Measuring:
             CheckpointError: its tensors are refused; nothing of it was written.
         """
         drafter = DFlashDrafter(
-            load_checkpoint(candidate.folder),
+            load_checkpoint(
+                candidate.folder,
+                forgive=candidate.spec.forgive,
+                draft_config=candidate.draft_config,
+                unchanged_since=candidate.stamps,
+            ),
             candidate.convention,
             block_size=candidate.block_size,
             embed=target.embed,
             device=target.device,
             dtype=target.dtype,
         )
+        self._note_own_parts(candidate, drafter, target, items)
         sampled = {item.prompt.hash for item in items[: self._of.job.samples]}
         done = 0
         self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
@@ -112,6 +121,18 @@ class Measuring:
                 self._batch(candidate, replay, missing, sampled, started)
             done += len(batch)
             self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
+
+    def _note_own_parts(
+        self, candidate: Candidate, drafter: DFlashDrafter, target: Target, items: Sequence[Item]
+    ) -> None:
+        """Notes what the drafter does not share with its target, and what that costs it."""
+        if drafter.own_parts:
+            self.notes.append(f"{candidate.spec.label}: uses its own {' and '.join(drafter.own_parts)}")
+        texts = [item.trajectory.tokens for item in items]
+        outputs = [tokens[: self._of.need.output_length(tokens)] for tokens in texts]
+        ceiling = coverage_note(candidate.spec.label, drafter.head(target.head, target.vocab_size), outputs)
+        if ceiling:
+            self.notes.append(ceiling)
 
     def _batch(
         self,

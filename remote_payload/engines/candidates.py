@@ -43,7 +43,11 @@ def best_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, tor
 
 
 def drafts_from_hidden(
-    hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], vocab_size: int, count: int
+    hidden: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    vocab_size: int,
+    count: int,
+    token_ids: torch.Tensor | None = None,
 ) -> list[Draft]:
     """Scores draft slots and keeps their best candidates.
 
@@ -52,15 +56,17 @@ def drafts_from_hidden(
         head: [..., H] -> [..., V] float32 logits.
         vocab_size: V, to size the chunks.
         count: candidates per slot.
+        token_ids: [V] the target's id of each scored token, where the head has a vocabulary of its own.
 
     Returns:
-        N drafts.
+        N drafts, in the target's token ids.
     """
     drafts: list[Draft] = []
     rows = max(1, CHUNK_ELEMENTS // max(1, hidden.shape[1] * vocab_size))
     for start in range(0, hidden.shape[0], rows):
         piece = hidden[start : start + rows]
         ids, logprobs = best_candidates(head(piece.flatten(0, 1)), count)
+        ids = ids if token_ids is None else token_ids[ids]
         shape = (piece.shape[0], piece.shape[1], -1)
         all_ids, all_logs = ids.view(shape).cpu().numpy(), logprobs.view(shape).cpu().numpy()
         drafts += [Draft(all_ids[row], all_logs[row]) for row in range(piece.shape[0])]
