@@ -372,7 +372,8 @@ def test_a_broken_look_or_pull_counts_as_none_and_is_named(desk: Desk, garbage: 
     run = desk.store.resolve("a")
     assert (run.status(), run.pulled()) == ("unsubmitted", None)
     assert [
-        str(run.path / name) in text for name, text in zip(("seen.json", "pulled.json"), run.damage())
+        str(run.path / name) in text
+        for name, text in zip(("seen.json", "pulled.json"), run.damage(), strict=True)
     ] == [
         True,
         True,
