@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from remote_payload.errors import InputError
-from remote_payload.shapes.base import Accepted, Draft, Shape
+from remote_payload.shapes.base import Accepted, Draft, Shape, accept_many
 from remote_payload.shapes.chain import Chain
 from remote_payload.shapes.ddtree import DDTree, build_tree
 from remote_payload.shapes.topk import TopK
@@ -18,6 +18,7 @@ __all__ = [
     "Draft",
     "Shape",
     "TopK",
+    "accept_many",
     "build_tree",
     "parse_shape",
     "parse_shapes",
