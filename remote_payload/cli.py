@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_payload.errors import InputError, PromptError
 from remote_payload.protocol import (
@@ -29,7 +31,10 @@ from remote_payload.protocol import (
     write_json,
 )
 
-__all__ = ["eval_main", "worker_main"]
+if TYPE_CHECKING:
+    from remote_payload.share import Share
+
+__all__ = ["eval_main", "share_main", "work_share", "worker_main"]
 
 
 def worker_main(argv: Sequence[str]) -> int:
@@ -45,6 +50,40 @@ def worker_main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 5
     return _run(job, folder, args.cache or folder.parent.parent / "cache")
+
+
+def share_main(argv: Sequence[str]) -> int:
+    """Runs one worker's share of a job that a parent deals out. Exit codes as of `worker_main`."""
+    parser = argparse.ArgumentParser(prog="python -m remote_payload share")
+    parser.add_argument("--job", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    for name in ("--index", "--of", "--parent"):
+        parser.add_argument(name, type=int, required=True, metavar="N")
+    parser.add_argument("--device", required=True)
+    args = parser.parse_args(argv)
+    from remote_payload.share import Share, bound_to
+
+    bound_to(args.parent)
+    job = Job.from_json(read_json(args.job / "job.json"), str(args.job / "job.json"))
+    return work_share(job, args.job, args.cache, Share(args.index, args.of, args.device))
+
+
+def work_share(job: Job, folder: Path, cache: Path, share: Share) -> int:
+    """Runs a share in this process and leaves `outcome.json` in its folder."""
+    from remote_payload.evaluate import run_share
+    from remote_payload.share import holding
+
+    outcome = share.folder(folder) / "outcome.json"
+    with holding(folder):
+        if job.threads == 0 and share.device == "cpu":
+            job = replace(job, threads=max(1, (os.cpu_count() or 1) // share.of))
+        try:
+            result = run_share(job, folder, cache, share)
+        except InputError as error:
+            write_json(outcome, {"error": str(error)})
+            return error.exit_code
+        write_json(outcome, result.to_json())
+    return InputError.exit_code if result.refused else 0
 
 
 def eval_main(argv: Sequence[str]) -> int:
@@ -140,6 +179,8 @@ def _job(args: argparse.Namespace) -> Job:
         device=args.device,
         threads=args.threads,
         batch_tokens=args.batch_tokens,
+        gpus=args.gpus,
+        workers=args.workers,
         created=time.time(),
     )
 
@@ -192,8 +233,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
-    add("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
-    add("--features", default="ram", choices=["ram", "disk", "recompute"])
+    add("--gpus", type=int, default=0, metavar="N", help="N GPUs, one worker each; prompts are dealt out")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N worker processes on the device, as --device cpu",
+    )
+    add(
+        "--threads", type=int, default=0, help="CPU threads of a worker (default: torch's choice, shared out)"
+    )
+    add(
+        "--features",
+        default="ram",
+        choices=["ram", "disk", "recompute"],
+        help="the target's features: in memory, on disk under --cache for later runs, or made again per batch",
+    )
     add("--batch-tokens", type=int, default=16384, help="tokens of prompt and output in one batch")
     add("--tail", default="full", choices=["full", "truncated"], help="of summaries; rows are always in full")
     add("--samples", type=int, default=8, help="prompts whose drafts are kept as samples")

@@ -8,33 +8,40 @@ row; the summary is written last.
 from __future__ import annotations
 
 import contextlib
-import platform
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
+from remote_payload.ahead import ahead
+from remote_payload.devices import open_device, worker_devices
+from remote_payload.drafters.checkpoint import load_checkpoint
+from remote_payload.ends import EndsTarget, read_record, record_ends
 from remote_payload.errors import CheckpointError, InputError
+from remote_payload.feature_store import FeatureStore
+from remote_payload.features import DiskFeatures, Features, Recomputed, capture_features
 from remote_payload.fingerprint import model_hash, template_hash
-from remote_payload.items import capture_features, continue_prompts
+from remote_payload.items import Item, continue_prompts
 from remote_payload.measure import Measurement, Measuring
+from remote_payload.memory import Room
+from remote_payload.outcome import Outcome, write_summary
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
-from remote_payload.prompts import Tokenizing, read_prompts
-from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
+from remote_payload.prompts import Prompt, Tokenizing, read_prompts
+from remote_payload.protocol import Job, canonical_json, sha256_hex
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
-from remote_payload.summary import summarize
+from remote_payload.shards import run_shares, settle_leftovers
+from remote_payload.share import Share
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
 
-__all__ = ["EXIT_REJECTED", "run_job"]
+__all__ = ["EXIT_REJECTED", "Evaluation", "run_job", "run_share"]
 
 EXIT_REJECTED = InputError.exit_code
+FEATURES = ("ram", "disk", "recompute")
 
 
 def run_job(job: Job, folder: Path, cache: Path) -> int:
@@ -43,7 +50,7 @@ def run_job(job: Job, folder: Path, cache: Path) -> int:
     Args:
         job: what to run; `job.prompts` is relative to the folder.
         folder: where rows.jsonl and the other results go.
-        cache: the host's cache folder (trajectories, file hashes).
+        cache: the host's cache folder (trajectories, features, file hashes).
 
     Returns:
         0 if every drafter was evaluated, 10 if any was refused (the others' rows are there all the same).
@@ -51,20 +58,40 @@ def run_job(job: Job, folder: Path, cache: Path) -> int:
     Raises:
         InputError: the prompts, the target or the settings cannot be used.
     """
-    _check_supported(job)
-    return _Evaluation(job, folder, cache).run()
+    check_supported(job)
+    devices = worker_devices(job)
+    results, progress = ResultFolder(folder), Progress(folder)
+    if results.repaired:
+        progress.say(f"cut {results.repaired} bytes of a torn last line; its batch runs again")
+    prompts = read_prompts(folder / job.prompts)
+    if len(devices) > 1:
+        outcome = run_shares(job, folder, cache, devices, len(prompts), results, progress)
+    else:
+        settle_leftovers(folder, results)
+        outcome = Evaluation(job, prompts, results, progress, cache, device=devices[0]).run()
+    for refusal in outcome.refused:
+        progress.say(refusal.reason, phase="rejected", drafter=refusal.label)
+    write_summary(folder, job, results.rows(), outcome)
+    return EXIT_REJECTED if outcome.refused else 0
 
 
-def _check_supported(job: Job) -> None:
+def run_share(job: Job, folder: Path, cache: Path, share: Share) -> Outcome:
+    """Runs one worker's share of a job: writes its rows into the share's own folder, and returns the rest."""
+    own = share.folder(folder)
+    results, progress = ResultFolder(own, known=folder), Progress(own)
+    prompts = read_prompts(folder / job.prompts)
+    return Evaluation(job, prompts, results, progress, cache, device=share.device, share=share).run()
+
+
+def check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
-    fixed = {
-        "engine": (job.engine, "replay"),
-        "acceptance": (job.acceptance, "exact"),
-        "features": (job.features, "ram"),
-    }
-    for name, (asked, available) in fixed.items():
-        if asked != available:
-            raise InputError(f"{name} {asked!r} is not in this payload; {available!r} is")
+    fixed = {"engine": (job.engine, ("replay",)), "acceptance": (job.acceptance, ("exact",))}
+    for name, (asked, available) in (fixed | {"features": (job.features, FEATURES)}).items():
+        if asked not in available:
+            has = " and ".join(repr(one) for one in available)
+            raise InputError(
+                f"{name} {asked!r} is not in this payload; {has} {'is' if len(available) == 1 else 'are'}"
+            )
     for name, value in (
         ("max_new_tokens", job.max_new_tokens),
         ("samples_per_prompt", job.samples_per_prompt),
@@ -77,57 +104,87 @@ def _check_supported(job: Job) -> None:
         )
 
 
-class _Evaluation:
-    """One run of a job: what it has learnt so far."""
+class Evaluation:
+    """One process's run of a job, or of its share of one: what it has learnt so far.
 
-    def __init__(self, job: Job, folder: Path, cache: Path) -> None:
-        self.job, self.folder, self.cache = job, folder, cache
+    Args:
+        job: what to run.
+        prompts: all prompts of the job; a share takes its own from them.
+        results, progress: where rows and events go.
+        cache: the host's cache folder.
+        device: where the target and the drafters run.
+        share: which prompts; None for all.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        prompts: Sequence[Prompt],
+        results: ResultFolder,
+        progress: Progress,
+        cache: Path,
+        *,
+        device: str,
+        share: Share | None = None,
+    ) -> None:
+        self.job, self.cache, self.device = job, cache, open_device(device)
+        self.prompts = list(prompts) if share is None else share.prompts(prompts)
+        self.sampled = frozenset(prompt.id for prompt in prompts[: job.samples])
         self.shapes = tuple(parse_shapes(job.shapes))
         self.sampling = Sampling(job.temperature, job.top_p, job.top_k, job.seed)
-        self.results, self.progress = ResultFolder(folder), Progress(folder)
+        self.results, self.progress = results, progress
+        self.room = Room(self.device, progress.say)
         self.candidates: list[Candidate] = []
-        self.refused: list[Refusal] = []
-        self.notes: list[str] = []
-        self.facts: dict[str, Any] = {}
-        self.seconds: dict[str, float] = {}
+        self.outcome = Outcome()
 
-    def run(self) -> int:
-        if self.results.repaired:
-            self.progress.say(f"cut {self.results.repaired} bytes of a torn last line; its batch runs again")
+    def run(self) -> Outcome:
+        """Runs it all; refused drafters are in the outcome."""
         if self.job.threads:
             torch.set_num_threads(self.job.threads)
-        prompts = read_prompts(self.folder / self.job.prompts)
-        self.candidates, self.refused = plan_drafters(self.job)
+        self.candidates, self.outcome.refused = plan_drafters(self.job)
         if self.candidates:
-            target, target_hash = self._load_target()
+            with self._timed("load_target"):
+                target, path = self._load_target()
             self._drop_misfits(target)
             if self.candidates:
-                self._measure(target, target_hash, prompts)
-        for refusal in self.refused:
-            self.progress.say(refusal.reason, phase="rejected", drafter=refusal.label)
-        self._write_summary()
-        return EXIT_REJECTED if self.refused else 0
+                self._measure(target, path)
+        return self.outcome
 
-    def _load_target(self) -> tuple[Target, str]:
+    def _load_target(self) -> tuple[Target, dict[str, Any]]:
+        """Returns the target, and what its continuations depend on besides the prompt."""
         spec = self.job.target
-        path = Path(spec.path).expanduser()
-        self.progress.step("load_target", 0, 1, message=str(path))
-        with self._timed("load_target"):
-            identity = model_hash(path, self.cache / "hashes.json")
-            target = Target(
-                path,
-                dtype=spec.dtype,
-                device=_device(self.job.device),
-                attn=spec.attn,
-                trust_remote_code=spec.trust_remote_code,
-            )
-        self.progress.step("load_target", 1, 1)
-        return target, identity
+        folder = Path(spec.path).expanduser()
+        self.progress.step("load_target", 0, 1, message=str(folder))
+        path = {
+            "target": model_hash(folder, self.cache / "hashes.json"),
+            "dtype": spec.dtype,
+            "attn": spec.attn,
+            "device": self.device.type,
+            **self.sampling.identity(),
+        }
+        record = read_record(self._ends_file(path)) if self.job.features == "disk" else None
+        settings: dict[str, Any] = {
+            "dtype": spec.dtype,
+            "device": self.device,
+            "attn": spec.attn,
+            "trust_remote_code": spec.trust_remote_code,
+        }
+        if record is None:
+            target = Target(folder, **settings)
+        else:
+            target = EndsTarget(record, folder, say=self.progress.say, **settings)
+        said = "" if record is None else "the embedding and the head; the rest is not needed so far"
+        self.progress.step("load_target", 1, 1, message=said)
+        return target, path
+
+    def _ends_file(self, path: dict[str, Any]) -> Path:
+        key = {name: path[name] for name in ("target", "dtype", "device")}
+        return self.cache / "features" / f"ends-{sha256_hex(canonical_json(key))[:24]}.json"
 
     def _drop_misfits(self, target: Target) -> None:
         for candidate in list(self.candidates):
             try:
-                self.notes += check_fit(
+                self.outcome.notes += check_fit(
                     candidate,
                     num_layers=target.num_layers,
                     hidden_size=target.hidden_size,
@@ -137,114 +194,100 @@ class _Evaluation:
             except CheckpointError as error:
                 self._refuse(candidate, error)
 
-    def _measure(self, target: Target, target_hash: str, prompts: list[Any]) -> None:
+    def _measure(self, target: Target, path: dict[str, Any]) -> None:
         job = self.job
         tokenizer = target.tokenizer()
         tokenizing = Tokenizing(tokenizer, target.vocab_size, enable_thinking=job.enable_thinking)
         stops = target.stop_ids() if job.stop_ids is None else job.stop_ids
         need = Need(job.max_new_tokens, frozenset(stops), max(c.drafts for c in self.candidates))
-        store = TrajectoryStore(self.cache / "trajectories", self._path_identity(target, target_hash))
         with self._timed("trajectories"):
             items = continue_prompts(
                 target,
                 tokenizing,
-                prompts,
+                self.prompts,
                 need,
                 self.sampling,
                 samples=job.samples_per_prompt,
-                store=store,
+                store=TrajectoryStore(self.cache / "trajectories", path),
                 batch_tokens=job.batch_tokens,
                 progress=self.progress,
+                room=self.room,
             )
         template = template_hash(tokenizing.template, job.enable_thinking)
-        self.facts |= {
-            "target_hash": target_hash,
+        self.outcome.facts |= {
+            "target_hash": path["target"],
             "template_hash": template,
             "stop_ids": sorted(need.stop_ids),
             "device": _device_name(target.device),
-            "prompts": len(prompts),
+            "prompts": len(self.prompts),
             "items": len(items),
         }
-        of = Measurement(job, target_hash, template, need, self.sampling, self.shapes)
-        measuring = Measuring(of, self.results, self.progress, tokenizer)
+        of = Measurement(job, path["target"], template, need, self.sampling, self.shapes)
+        measuring = Measuring(
+            of, self.results, self.progress, tokenizer, sampled=self.sampled, room=self.room
+        )
         waiting = [c for c in self.candidates if not all(measuring.done(c, item) for item in items)]
-        if not waiting:
-            return
-        with self._timed("features"):
-            indices = [index for candidate in waiting for index in candidate.feature_indices]
-            captured = capture_features(
-                target, items, indices, self.sampling, batch_tokens=job.batch_tokens, progress=self.progress
+        if waiting:
+            with self._timed("features"):
+                features = self._features(target, path, items, waiting)
+            self._draft(measuring, target, items, features, waiting)
+            self.outcome.facts["prefill_disagreements"] = features.disagreements
+
+    def _features(
+        self, target: Target, path: dict[str, Any], items: list[Item], waiting: list[Candidate]
+    ) -> Features:
+        job = self.job
+        indices = [index for candidate in waiting for index in candidate.feature_indices]
+        if job.features == "recompute":
+            return Recomputed(target, self.sampling, self.room)
+        if job.features == "ram":
+            return capture_features(
+                target,
+                items,
+                indices,
+                self.sampling,
+                batch_tokens=job.batch_tokens,
+                progress=self.progress,
+                room=self.room,
             )
-        self.facts["prefill_disagreements"] = captured.disagreements
-        if captured.disagreements:
-            self.notes.append(
-                f"{captured.disagreements} tokens of the recorded continuations are not what one whole "
-                f"forward pass in {job.target.dtype} chooses (near ties); the recorded path counts"
-            )
-        for candidate in waiting:
+        store = FeatureStore(
+            self.cache / "features", path, hidden_size=target.hidden_size, dtype=target.dtype
+        )
+        on_disk = DiskFeatures(store, target, self.sampling, self.room)
+        on_disk.fill(items, indices, batch_tokens=job.batch_tokens, progress=self.progress)
+        ends = self._ends_file(path)
+        if not isinstance(target, EndsTarget) and not ends.exists():
+            reason = record_ends(target, ends)
+            if reason:
+                self.progress.say(f"later jobs load the whole target too: {reason}")
+        return on_disk
+
+    def _draft(
+        self,
+        measuring: Measuring,
+        target: Target,
+        items: list[Item],
+        features: Features,
+        waiting: list[Candidate],
+    ) -> None:
+        for candidate, checkpoint in ahead(waiting, lambda one: load_checkpoint(one.folder)):
             with self._timed(f"drafter {candidate.spec.label}"):
                 try:
-                    measuring.run(candidate, target, items, captured)
+                    measuring.run(candidate, checkpoint(), target, items, features)
                 except CheckpointError as error:
                     self._refuse(candidate, error)
 
-    def _path_identity(self, target: Target, target_hash: str) -> dict[str, Any]:
-        """Returns what the recorded path depends on besides the prompt."""
-        return {
-            "target": target_hash,
-            "dtype": self.job.target.dtype,
-            "attn": self.job.target.attn,
-            "device": target.device.type,
-            **self.sampling.identity(),
-        }
-
     def _refuse(self, candidate: Candidate, error: CheckpointError) -> None:
         self.candidates.remove(candidate)
-        self.refused.append(Refusal(candidate.spec.label, str(error)))
+        self.outcome.refused.append(Refusal(candidate.spec.label, str(error)))
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Adds the wall time of a block to the job's account."""
+        """Adds the wall time of a block to the account."""
         started = time.perf_counter()
         yield
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
-
-    def _write_summary(self) -> None:
-        job = self.job
-        record = {
-            "schema": SUMMARY_SCHEMA,
-            "job_id": job.job_id,
-            "payload_hash": job.payload_hash,
-            "suite": job.suite,
-            "prompts_hash": job.prompts_hash,
-            "target": asdict(job.target),
-            "engine": job.engine,
-            "max_new_tokens": job.max_new_tokens,
-            "tail": job.tail,
-            "drafters": summarize(self.results.rows(), tail=job.tail),
-            "rejected": [asdict(refusal) for refusal in self.refused],
-            "notes": self.notes,
-            "seconds": self.seconds,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-            "threads": torch.get_num_threads(),
-            "host": platform.node(),
-        }
-        write_json(self.folder / "summary.json", record | self.facts)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used here: {error}") from error
-    return device
+        seconds = self.outcome.seconds
+        seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - started, 3)
 
 
 def _device_name(device: torch.device) -> str:

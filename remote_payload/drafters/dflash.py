@@ -83,6 +83,11 @@ class DFlashDrafter:
         """The first slot whose output is a draft."""
         return 1 - self.convention.label_offset
 
+    def mask_elements(self, context: Context) -> int:
+        """Returns the entries of the attention mask that one anchor costs at most: groups * B * 2 * (T + B)."""
+        groups = self.config.num_heads // self.config.num_kv_heads
+        return groups * self.block_size * 2 * (context.length + self.block_size)
+
     # ------------------------------------------------------------------ context
 
     def prepare(self, features: torch.Tensor) -> Context:
@@ -153,11 +158,12 @@ class DFlashDrafter:
         """[trajectories, 1, groups*each*B, seen + each*B], zero where a slot sees and -inf where not."""
         block, each = self.block_size, reads.each
         before = context_mask(anchors, reads.seen, block, self.convention, self._rule, window)
-        before = before.reshape(reads.count, each * block, reads.seen)
+        before = before.reshape(reads.size, each * block, reads.seen)
         own = block_mask(block, self.convention, self._rule, window, self.device)
         # Rows of one trajectory share its context, and see nothing of each other's blocks.
-        own = torch.block_diag(*[own] * each).bool() if each > 1 else own
-        seen = torch.cat([before, own.expand(reads.count, -1, -1)], dim=-1)
+        if each > 1:
+            own = torch.kron(torch.eye(each, device=self.device), own.float()).bool()
+        seen = torch.cat([before, own.expand(reads.size, -1, -1)], dim=-1)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(~seen, float("-inf"))
         groups = self.config.num_heads // self.config.num_kv_heads
@@ -213,11 +219,11 @@ class DFlashDrafter:
 
 
 class _Reads(NamedTuple):
-    """A slab (see `slabs`) as tensors: `rows` and `trajectories` are None where they are all, in order."""
+    """A slab of `size` trajectories (see `slabs`) as tensors: `rows` and `trajectories` are None where they are all, in order."""
 
     rows: torch.Tensor | None
     trajectories: torch.Tensor | None
-    count: int
+    size: int
     each: int
     seen: int
 
@@ -247,13 +253,15 @@ def _attend(
     if reads.rows is not None:
         queries, keys, values = queries[reads.rows], keys[reads.rows], values[reads.rows]
     rows, heads, block, width = queries.shape
-    kv, count, each = keys.shape[1], reads.count, reads.each
+    kv, count, each = keys.shape[1], reads.size, reads.each
     asked = queries.reshape(count, each, kv, heads // kv, block, width).permute(0, 2, 3, 1, 4, 5)
     stored = []
     for own, before in zip((keys, values), context, strict=True):
         before = before[:, :, : reads.seen]
         before = before if reads.trajectories is None else before[reads.trajectories]
-        own = own.reshape(count, each, kv, block, width).transpose(1, 2).reshape(count, kv, each * block, width)
+        own = (
+            own.reshape(count, each, kv, block, width).transpose(1, 2).reshape(count, kv, each * block, width)
+        )
         stored.append(torch.cat([before, own], dim=2))
     attended = F.scaled_dot_product_attention(
         asked.reshape(count, kv, -1, width), stored[0], stored[1], attn_mask=mask

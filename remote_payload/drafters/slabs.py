@@ -1,8 +1,9 @@
 """Rows of a drafting pass, arranged so that attention reads every trajectory's context once.
 
-What always holds: all rows are in exactly one slab; the trajectories of a slab have equally many rows, so
+What always holds: every row is in exactly one slab; the trajectories of a slab have equally many rows, so
 nothing is padded but their contexts, and those by less than half; the order of rows inside a slab is
-trajectory by trajectory.
+trajectory by trajectory; rows that share a context have no more slots together than it has positions (and one
+block), so that a mask is at most twice as wide as the context.
 """
 
 from __future__ import annotations
@@ -41,21 +42,30 @@ def arrange(trajectories: Sequence[int], ends: Sequence[int], block: int) -> lis
     members: dict[int, list[int]] = defaultdict(list)
     for row, trajectory in enumerate(trajectories):
         members[trajectory].append(row)
-    by_size: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    by_size: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
     for trajectory, rows in members.items():
-        by_size[len(rows)].append((max(ends[row] for row in rows), trajectory))
+        end = max(ends[row] for row in rows)
+        most = 1 + end // block
+        for start in range(0, len(rows), most):
+            part = rows[start : start + most]
+            by_size[len(part)].append((end, trajectory, part))
     slabs = []
     for each, entries in by_size.items():
-        for group in _by_length(sorted(entries, reverse=True), each * block):
-            chosen = sorted(trajectory for _, trajectory in group)
-            rows = [row for trajectory in chosen for row in members[trajectory]]
-            slabs.append(Slab(rows, chosen, each, group[0][0]))
+        entries.sort(key=lambda entry: -entry[0])
+        for group in _by_length(entries, each * block):
+            group.sort(key=lambda entry: entry[1:])
+            rows = [row for _, _, part in group for row in part]
+            seen = max(end for end, _, _ in group)
+            slabs.append(Slab(rows, [trajectory for _, trajectory, _ in group], each, seen))
     return slabs
 
 
-def _by_length(entries: list[tuple[int, int]], queries: int) -> list[list[tuple[int, int]]]:
-    """Splits (end, trajectory) pairs, longest first, where the padding is large and more than half."""
-    groups: list[list[tuple[int, int]]] = []
+_Entry = tuple[int, int, list[int]]
+
+
+def _by_length(entries: list[_Entry], queries: int) -> list[list[_Entry]]:
+    """Splits (end, trajectory, rows) entries, longest first, where the padding is large and more than half."""
+    groups: list[list[_Entry]] = []
     for place, entry in enumerate(entries):
         longest = groups[-1][0][0] if groups else 0
         saved = (longest - entry[0]) * (len(entries) - place) * queries

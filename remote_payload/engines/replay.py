@@ -4,7 +4,9 @@ The target's greedy continuation y does not depend on the drafter, so a round at
 index i accepts the longest prefix of the proposal that y[i+1 ...] follows, and the next anchor is i plus the
 round's length. The walk from the first generated token (i = 0) gives the live loop's rounds, one by one.
 What always holds: an anchor's draft depends on the trajectory before it alone; every shape walks its own
-anchors over drafts that are computed once per anchor.
+anchors over drafts that are computed once per anchor. Memory: the context's keys and values are 2 * layers *
+kv heads * head_dim values per token of the batch; a pass's attention mask has at most `MASK_ELEMENTS` entries
+(one anchor, where that is more).
 
 The loop's edges are those of the published one (z-lab `dflash_generate`): a round runs while i <
 max_new_tokens; a stop token is looked for only after a round; the last round counts in full.
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from remote_payload.engines.candidates import drafts_from_hidden
+from remote_payload.memory import MASK_ELEMENTS, Room
 from remote_payload.shapes import Accepted, accept_many
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class ReplayBatch:
         features: [T_p, K*H] of each, the drafter's own columns, at positions 0 ... T_p - 1.
         head: the target's head.
         vocab_size: V.
+        room: what fits on the device.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class ReplayBatch:
         features: Sequence[torch.Tensor],
         head: Callable[[torch.Tensor], torch.Tensor],
         vocab_size: int,
+        room: Room | None = None,
     ) -> None:
         self._drafter, self._trajectories = drafter, trajectories
+        self._room = room or Room(drafter.device)
         self._head, self._vocab = head, vocab_size
         self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
 
@@ -81,6 +87,13 @@ class ReplayBatch:
         Returns:
             [N, D, H] final hidden states of the slots that draft.
         """
+        most = max(1, MASK_ELEMENTS // self._drafter.mask_elements(self._context))
+        parts = self._room.pieces(
+            "anchors drafted", len(requests), most, lambda a, b: self._pass(requests[a:b])
+        )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _pass(self, requests: Sequence[tuple[int, int]]) -> torch.Tensor:
         device = self._drafter.device
         rows = torch.tensor([row for row, _ in requests], device=device)
         anchors = [len(self._trajectories[row].prompt) + index for row, index in requests]
@@ -92,7 +105,7 @@ class ReplayBatch:
     @torch.no_grad()
     def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
         """Drafts at anchors, as `hidden`, with so many candidates per slot."""
-        return drafts_from_hidden(self.hidden(requests), self._head, self._vocab, candidates)
+        return drafts_from_hidden(self.hidden(requests), self._head, self._vocab, candidates, self._room)
 
     def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
         """Walks every prompt under every shape.
