@@ -93,8 +93,7 @@ def batches(items: Iterable[Item], budget: int, *, padding: float = 0.5) -> Iter
     """Packs items of similar length together.
 
     What always holds: the longest of a batch times its size stays in the budget (one item may be longer than
-    the budget: it is alone); once a batch holds a quarter of the budget, a longer item that would push the
-    share of padding beyond `padding` starts the next one.
+    the budget: it is alone); a batch's padding is at most a share `padding` of it, or an eighth of the budget.
 
     Args:
         items: in any order.
@@ -106,7 +105,8 @@ def batches(items: Iterable[Item], budget: int, *, padding: float = 0.5) -> Iter
     held = 0
     for item in sorted(items, key=lambda item: (item.length, item.prompt.id, item.prompt.turn)):
         padded = item.length * (len(batch) + 1)
-        wasteful = held * 4 > budget and padded - held - item.length > padding * padded
+        waste = padded - held - item.length
+        wasteful = waste > padding * padded and waste * 8 > budget
         if batch and (padded > budget or wasteful):
             yield batch
             batch, held = [], 0

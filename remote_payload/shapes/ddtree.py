@@ -109,14 +109,13 @@ class DDTree:
             ids, logprobs: [M, D, K].
             truths: [M, D].
         """
-        if len(ids) * self.budget < _FEW:
+        if len(ids) * self.budget < _FEW or not ids.shape[1]:
             drafts = [Draft(*pair) for pair in zip(ids, logprobs, strict=True)]
             return [self.accept(d, truth) for d, truth in zip(drafts, truths.tolist(), strict=True)]
         width = min(self.budget, ids.shape[2])
         inside, outside = _edges(logprobs[:, :, :width].astype(np.float64), self.budget)
         margins = inside - outside
-        with np.errstate(invalid="ignore"):
-            clear = (margins > _ROUNDING) & (np.abs(margins - NEAR_TIE) > _ROUNDING)
+        clear = (margins > _ROUNDING) & (np.abs(margins - NEAR_TIE) > _ROUNDING)
         hits = ids[:, :, :width] == truths[:, :, None]
         found = np.take_along_axis(logprobs, hits.argmax(-1)[:, :, None], axis=-1)[:, :, 0]
         sums = np.where(hits.any(-1), found.astype(np.float64), -np.inf).cumsum(-1)
@@ -149,18 +148,17 @@ def _pairs(prefixes: int, width: int, keep: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _edges(logprobs: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the N-th best prefix sum of each row and the next one (-inf where there are no more).
+    """Returns the sums of each row's last prefix in the tree and of the best one outside (-inf if there is none).
 
     Depth by depth: the extension by rank j of a depth's prefix i (best first) has (i+1)(j+1) - 1 prefixes at
     least as good, so only those with (i+1)(j+1) <= N+1 can be among the N+1 best.
 
     Args:
-        logprobs: [M, D, K] float64, best first.
+        logprobs: [M, D, K] float64, best first, D >= 1.
         budget: N.
     """
     keep, (rows, depths, width) = budget + 1, logprobs.shape
-    best = logprobs[:, 0] if depths else np.empty((rows, 0))
-    levels = [best[:, :keep]]
+    levels = [logprobs[:, 0, :keep]]
     for depth in range(1, depths):
         parents, ranks = _pairs(levels[-1].shape[1], width, keep)
         sums = levels[-1][:, parents] + logprobs[:, depth, ranks]
@@ -169,5 +167,5 @@ def _edges(logprobs: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
     every = np.concatenate(levels, axis=1)
     every.sort(axis=-1)
     nothing = np.full(rows, -np.inf)
-    inside = every[:, -budget] if every.shape[1] >= budget else nothing
+    inside = every[:, -budget] if every.shape[1] >= budget else every[:, 0]
     return inside, every[:, -budget - 1] if every.shape[1] > budget else nothing

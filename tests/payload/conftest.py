@@ -65,7 +65,7 @@ class Harness:
         return ReplayBatch(drafter, trajectories, features, self.target.head, self.target.vocab_size)
 
     def drafter(
-        self, name: str, block_size: int | None = None, convention: Convention | None = None
+        self, name: str | Path, block_size: int | None = None, convention: Convention | None = None
     ) -> DFlashDrafter:
         checkpoint = load_checkpoint(MODELS / name)
         return DFlashDrafter(
