@@ -3,7 +3,7 @@
 What always holds: the parent computes nothing; whatever a worker has made durable ends up in the job's own
 files, once, even if the parent or the worker is killed in between (leftovers are merged before a new start); a
 share whose worker died is started again, `RETRIES` times at most, on the device that is free first, and a
-device on which two workers died gets no third; when the parent ends, its workers do.
+device on which two workers died gets no third while there are others; when the parent ends, its workers do.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Herd:
                 else:
                     self._mourn(one, code)
                     waiting.append(one.share.index)
-                    if self.deaths[one.place] < 2 or not (self.running or free):
+                    if not self._sick(one.place) or not (self.running or free):
                         free.append(one.place)
             watching.report()
         return outcomes
@@ -175,6 +175,10 @@ class _Herd:
         self.mirrors.setdefault(index, _Mirror(own))
         process = start_worker(self.job, self.folder, self.cache, share)
         self.running.append(_Running(share, place, process))
+
+    def _sick(self, place: int) -> bool:
+        """Whether a device seems to be at fault for its workers' deaths, and there are others."""
+        return self.deaths[place] >= 2 and len(set(self.devices)) > 1
 
     def _mourn(self, dead: _Running, code: int) -> None:
         """Counts a death and says it; raises WorkerError if its share has died too often."""

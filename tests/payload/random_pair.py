@@ -29,7 +29,14 @@ def random_target(folder: Path, *, tied: bool = False, shards: str = "5GB", **si
     """Writes a Qwen3 target of two layers with random weights; `shards` is the size of its files at most."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        **{**_SIZES, "num_hidden_layers": 2, "tie_word_embeddings": tied, "bos_token_id": 256, "eos_token_id": 257, **sizes}
+        **{
+            **_SIZES,
+            "num_hidden_layers": 2,
+            "tie_word_embeddings": tied,
+            "bos_token_id": 256,
+            "eos_token_id": 257,
+            **sizes,
+        }
     )
     Qwen3ForCausalLM(config).save_pretrained(folder, max_shard_size=shards)
     return folder

@@ -17,7 +17,9 @@ from tests.payload.conftest import MODELS, ROOT
 __all__ = ["Zygote", "make_job", "rows_of", "samples_of"]
 
 
-def make_job(folder: Path, *, prompts: int = 10, drafters: Sequence[str | Path] = (), **settings: Any) -> Path:
+def make_job(
+    folder: Path, *, prompts: int = 10, drafters: Sequence[str | Path] = (), **settings: Any
+) -> Path:
     """Writes a job's folder: the trained pair, the first prompts of the suite, small limits."""
     folder.mkdir(parents=True)
     lines = (MODELS / "prompts.jsonl").read_text().splitlines(keepends=True)[:prompts]

@@ -22,7 +22,7 @@ from tests.payload.conftest import PROMPTS, ROOT, Harness
 CPU = torch.device("cpu")
 
 
-def _no_more(limit: int, seen: list[int]):  # noqa: ANN202
+def _no_more(limit: int, seen: list[int]):
     def work(start: int, stop: int) -> list[int]:
         seen.append(stop - start)
         if stop - start > limit:
@@ -86,7 +86,7 @@ def test_a_walk_that_runs_out_of_memory_goes_on_with_the_same_rounds(
     replay = harness.replay(drafter, trajectories)
     real, refused = type(drafter).draft, []
 
-    def draft(self, context, rows, anchors, tokens):  # noqa: ANN001, ANN202
+    def draft(self, context, rows, anchors, tokens):
         if len(rows) > 2:
             refused.append(len(rows))
             raise torch.OutOfMemoryError("CUDA out of memory (as told)")
@@ -102,7 +102,9 @@ def _item(length: int) -> Item:
 
 
 def test_batches_stay_in_their_budget_and_waste_little() -> None:
-    lengths = [3, 900, 40, 41, 39, 1500, 7000, 350, 300, 310, 38, 320, 2000, 2100, 20000] + [100 + i for i in range(60)]
+    lengths = [3, 900, 40, 41, 39, 1500, 7000, 350, 300, 310, 38, 320, 2000, 2100, 20000] + [
+        100 + i for i in range(60)
+    ]
     packed = list(batches([_item(length) for length in lengths], 8000, padding=0.2))
     assert sorted(item.length for batch in packed for item in batch) == sorted(lengths)
     for batch in packed:

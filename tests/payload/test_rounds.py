@@ -16,7 +16,9 @@ from remote_payload.shapes import Draft, accept_many, parse_shape
 def _drafts(seed: int, count: int, depth: int, vocab: int, width: int, step: float) -> list[Draft]:
     """Random marginals, sharp and flat ones mixed; `step` > 0 rounds logits so that ties are common."""
     random = np.random.default_rng(seed)
-    logits = random.normal(size=(count, depth, vocab)) * random.choice([0.3, 3.0, 30.0], size=(count, depth, 1))
+    logits = random.normal(size=(count, depth, vocab)) * random.choice(
+        [0.3, 3.0, 30.0], size=(count, depth, 1)
+    )
     logits = np.round(logits / step) * step if step else logits
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :, :width]
     logs = np.take_along_axis(logits, ids, -1) - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -38,7 +38,7 @@ class Forked:
             code = 1
             try:
                 code = work()
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - whatever it is, a forked child ends here
                 traceback.print_exc()
             finally:
                 os._exit(code)
