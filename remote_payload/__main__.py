@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
         return worker_main(argv[1:])
     if command == "share":
-        from remote_payload.cli import share_main
+        from remote_payload.worker import share_main
 
         return share_main(argv[1:])
     if command == "selfcheck":

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remote_payload.errors import InputError, PromptError
 from remote_payload.protocol import (
@@ -31,10 +29,7 @@ from remote_payload.protocol import (
     write_json,
 )
 
-if TYPE_CHECKING:
-    from remote_payload.share import Share
-
-__all__ = ["eval_main", "share_main", "work_share", "worker_main"]
+__all__ = ["eval_main", "worker_main"]
 
 
 def worker_main(argv: Sequence[str]) -> int:
@@ -52,40 +47,6 @@ def worker_main(argv: Sequence[str]) -> int:
     return _run(job, folder, args.cache or folder.parent.parent / "cache")
 
 
-def share_main(argv: Sequence[str]) -> int:
-    """Runs one worker's share of a job that a parent deals out. Exit codes as of `worker_main`."""
-    parser = argparse.ArgumentParser(prog="python -m remote_payload share")
-    parser.add_argument("--job", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
-    for name in ("--index", "--of", "--parent"):
-        parser.add_argument(name, type=int, required=True, metavar="N")
-    parser.add_argument("--device", required=True)
-    args = parser.parse_args(argv)
-    from remote_payload.share import Share, bound_to
-
-    bound_to(args.parent)
-    job = Job.from_json(read_json(args.job / "job.json"), str(args.job / "job.json"))
-    return work_share(job, args.job, args.cache, Share(args.index, args.of, args.device))
-
-
-def work_share(job: Job, folder: Path, cache: Path, share: Share) -> int:
-    """Runs a share in this process and leaves `outcome.json` in its folder."""
-    from remote_payload.evaluate import run_share
-    from remote_payload.share import holding
-
-    outcome = share.folder(folder) / "outcome.json"
-    with holding(folder):
-        if job.threads == 0 and share.device == "cpu":
-            job = replace(job, threads=max(1, (os.cpu_count() or 1) // share.of))
-        try:
-            result = run_share(job, folder, cache, share)
-        except InputError as error:
-            write_json(outcome, {"error": str(error)})
-            return error.exit_code
-        write_json(outcome, result.to_json())
-    return InputError.exit_code if result.refused else 0
-
-
 def eval_main(argv: Sequence[str]) -> int:
     """Evaluates drafters and writes the job's files into --out."""
     args = _parser().parse_args(argv)
@@ -101,7 +62,8 @@ def eval_main(argv: Sequence[str]) -> int:
         code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch")
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
-        sys.stdout.write(_table(read_json(folder / "summary.json")))
+        summary = read_json(folder / "summary.json")
+        sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
 
 
@@ -127,22 +89,12 @@ def _copied_prompts(source: Path, folder: Path) -> Any:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    from remote_payload.drafters.checkpoint import drafter_hash
     from remote_payload.drafters.convention import Convention
 
     if not args.prompts.is_file():
         raise PromptError(f"{args.prompts}: not there")
     convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
-    drafters = []
-    for given in args.drafter:
-        label, equals, path = given.partition("=")
-        folder = Path(path if equals else given).expanduser()
-        identity = drafter_hash(folder)
-        drafters.append(
-            DrafterSpec(
-                label if equals else folder.resolve().name, str(folder), identity, "dflash", convention
-            )
-        )
+    drafters = [_drafter(given, args, convention) for given in args.drafter]
     labels = [drafter.label for drafter in drafters]
     if len(set(labels)) != len(labels):
         raise InputError(f"drafter labels are not distinct: {', '.join(labels)}; use --drafter LABEL=DIR")
@@ -182,6 +134,27 @@ def _job(args: argparse.Namespace) -> Job:
         gpus=args.gpus,
         workers=args.workers,
         created=time.time(),
+    )
+
+
+def _drafter(given: str, args: argparse.Namespace, convention: dict[str, Any]) -> DrafterSpec:
+    """Returns the record of one --drafter; a link is followed, so that label and record name the step."""
+    from remote_payload.drafters.checkpoint import drafter_hash
+
+    label, equals, path = given.partition("=")
+    folder = Path(path if equals else given).expanduser().resolve()
+    if not equals:
+        # speculators calls its folders by the epoch alone
+        label = f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
+    return DrafterSpec(
+        label,
+        str(folder),
+        drafter_hash(folder, args.draft_config),
+        "dflash",
+        convention,
+        forgive=args.forgive,
+        draft_config=str(args.draft_config) if args.draft_config else None,
+        source=str(folder),
     )
 
 
@@ -230,6 +203,19 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--convention", action="append", default=[], metavar="KEY=VALUE", help="how the drafters were trained"
     )
+    add(
+        "--draft-config",
+        type=Path,
+        metavar="FILE",
+        help="the drafter's config, for raw checkpoints (training_state.pt) that have none beside them",
+    )
+    add(
+        "--forgive",
+        action="append",
+        default=[],
+        metavar="TENSOR",
+        help="a tensor that may be unknown, not finite or all zero; may be repeated",
+    )
     add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
@@ -267,6 +253,14 @@ def _table(summary: dict[str, Any]) -> str:
             lines.append(f"{_plain(drafter['label']):32} {shape:12} {value:>8} {entry['rounds']:>8}")
     lines += [f"refused: {_plain(r['label'])}: {_plain(r['reason'])}" for r in summary["rejected"]]
     return "\n".join(lines) + "\n"
+
+
+def _engine_reports(summary: dict[str, Any]) -> str:
+    """What live decoding found about itself and replay, if it ran."""
+    from remote_payload.engines.parity import reports_as_text
+
+    lines = reports_as_text(summary).splitlines()
+    return "".join(f"{_plain(line)}\n" for line in lines)
 
 
 def _plain(text: str) -> str:

@@ -45,6 +45,7 @@ class Record:
     num_layers: int
     hidden_size: int
     stop_ids: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
     def embed(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """[...] -> [..., H]."""
@@ -68,7 +69,7 @@ def read_record(path: Path) -> Record | None:
         stored = read_json(path)
         if stored.pop("schema") != SCHEMA:
             return None
-        for name in ("embedding", "head", "stop_ids"):
+        for name in ("embedding", "head", "stop_ids", "notes"):
             stored[name] = tuple(stored[name])
         return Record(**stored)
     except (ProtocolError, KeyError, TypeError, AttributeError):
@@ -90,8 +91,16 @@ def record_ends(target: Target, path: Path) -> str:
     hidden = (noise * 8).to(target.device, target.dtype)
     scored = target.head(hidden)
     for scale, rule in _rules(target, embedding):
-        facts = (target.num_layers, target.hidden_size, tuple(target.stop_ids()))
-        record = Record(found[0], found[1], scale, *rule, *facts)
+        record = Record(
+            found[0],
+            found[1],
+            scale,
+            *rule,
+            num_layers=target.num_layers,
+            hidden_size=target.hidden_size,
+            stop_ids=tuple(target.stop_ids()),
+            notes=tuple(target.notes),
+        )
         same = torch.equal(record.embed(embedding.weight, ids), embedded)
         if same and torch.equal(record.logits(head.weight, hidden), scored):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +157,7 @@ class EndsTarget(Target):
         self.path, self.device, self.dtype_name = path, device, dtype
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
         self._trust, self._attn, self._record, self._say = trust_remote_code, attn, record, say
-        self.notes: list[str] = []
+        self.notes = list(record.notes)
         self.complete = False
         ends = {record.embedding: torch.empty(0), record.head: torch.empty(0)}
         for file, name in ends:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Item, batches
 from remote_payload.protocol import Job, Row, row_key
@@ -38,6 +39,7 @@ class Measurement:
     need: Need
     sampling: Sampling
     shapes: tuple[Shape, ...]
+    engine: str = "replay"
 
     def identity(self, candidate: Candidate, item: Item, shape: str) -> dict[str, Any]:
         """Returns the key fields of a row (`protocol.Row.KEY_FIELDS`)."""
@@ -49,7 +51,7 @@ class Measurement:
             "turn": item.prompt.turn,
             "sample": item.trajectory.sample,
             "shape": shape,
-            "engine": job.engine,
+            "engine": self.engine,
             "temperature": job.temperature,
             "top_p": job.top_p,
             "top_k": job.top_k,
@@ -88,6 +90,7 @@ class Measuring:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer
         self._sampled, self._room = sampled, room
+        self.notes: list[str] = []
 
     def missing(self, candidate: Candidate, item: Item) -> tuple[Shape, ...]:
         """Returns the shapes whose rows of a drafter on an item are not on disk."""
@@ -117,6 +120,7 @@ class Measuring:
             device=target.device,
             dtype=target.dtype,
         )
+        self._note_own_parts(candidate, drafter, target, items)
         done = 0
         self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
         for batch in batches(items, self._of.job.batch_tokens):
@@ -129,6 +133,18 @@ class Measuring:
                     self._group(candidate, drafter, target, group, features, shapes)
             done += len(batch)
             self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
+
+    def _note_own_parts(
+        self, candidate: Candidate, drafter: DFlashDrafter, target: Target, items: Sequence[Item]
+    ) -> None:
+        """Notes what the drafter does not share with its target, and what that costs it."""
+        if drafter.own_parts:
+            self.notes.append(f"{candidate.spec.label}: uses its own {' and '.join(drafter.own_parts)}")
+        texts = [item.trajectory.tokens for item in items]
+        outputs = [tokens[: self._of.need.output_length(tokens)] for tokens in texts]
+        ceiling = coverage_note(candidate.spec.label, drafter.head(target.head, target.vocab_size), outputs)
+        if ceiling:
+            self.notes.append(ceiling)
 
     def _group(
         self,

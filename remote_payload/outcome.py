@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 import transformers
 
+from remote_payload.engines.parity import engine_reports
 from remote_payload.plan import Refusal
 from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, write_json
-from remote_payload.summary import summarize
+from remote_payload.summary import bias_notes, summarize
 
-__all__ = ["Outcome", "merged", "write_summary"]
+__all__ = ["ENGINES", "Outcome", "merged", "write_summary"]
 
+ENGINES = {"replay": ("replay",), "live": ("live",), "both": ("replay", "live")}
+"""A job's `engine` -> the engines that run; the first one's rows make the summary's figures."""
 _SUMMED = ("items", "prefill_disagreements")
 """Facts that count a share's own work; all others are the same for every share."""
 
@@ -54,9 +57,15 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     return whole
 
 
-def write_summary(folder: Path, job: Job, rows: Iterable[Row], outcome: Outcome) -> None:
+def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome) -> None:
     """Writes summary.json: figures derived from rows, and how they were made."""
-    notes = list(outcome.notes)
+    engines = ENGINES[job.engine]
+    by_engine = {e: summarize((row for row in rows if row.engine == e), tail=job.tail) for e in engines}
+    drafters = by_engine[engines[0]]
+    reports = engine_reports(rows, folder) if "live" in by_engine else {}
+    if len(by_engine) > 1:
+        reports["live"] = by_engine["live"]
+    notes = [*outcome.notes, *bias_notes(drafters)]
     if disagreements := outcome.facts.get("prefill_disagreements"):
         notes.append(
             f"{disagreements} tokens of the recorded continuations are not what one whole forward pass in "
@@ -72,7 +81,7 @@ def write_summary(folder: Path, job: Job, rows: Iterable[Row], outcome: Outcome)
         "engine": job.engine,
         "max_new_tokens": job.max_new_tokens,
         "tail": job.tail,
-        "drafters": summarize(rows, tail=job.tail),
+        "drafters": drafters,
         "rejected": [asdict(refusal) for refusal in outcome.refused],
         "notes": notes,
         "seconds": outcome.seconds,
@@ -84,4 +93,4 @@ def write_summary(folder: Path, job: Job, rows: Iterable[Row], outcome: Outcome)
         "threads": torch.get_num_threads(),
         "host": platform.node(),
     }
-    write_json(folder / "summary.json", record | outcome.facts)
+    write_json(folder / "summary.json", record | outcome.facts | reports)

@@ -7,11 +7,20 @@ checkpoint is known before the target is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_payload.drafters.checkpoint import check_headers, drafter_hash, effective_rule, read_declared
+from remote_payload.drafters.checkpoint import (
+    EMBEDDING,
+    Stamps,
+    check_headers,
+    checkpoint_files,
+    drafter_hash,
+    effective_rule,
+    file_stamps,
+    read_declared,
+)
 from remote_payload.drafters.config import DFlashConfig, read_config
 from remote_payload.drafters.convention import Convention
 from remote_payload.errors import CheckpointError
@@ -42,6 +51,9 @@ class Candidate:
     convention: Convention
     block_size: int
     notes: tuple[str, ...] = ()
+    draft_config: Path | None = None
+    stamps: Stamps | None = None
+    own_embedding: bool = False
 
     @property
     def feature_indices(self) -> list[int]:
@@ -76,14 +88,13 @@ def _candidate(spec: DrafterSpec, job: Job) -> Candidate:
         raise CheckpointError(
             f"{spec.path}: drafters of family {spec.family!r} are not in this payload; dflash is"
         )
-    folder = Path(spec.path).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is not a folder: a drafter is a folder with config.json and safetensors"
-        )
-    config = read_config(folder / "config.json")
-    check_headers(folder, config)
-    found = drafter_hash(folder)
+    # Links are followed once, here: a trainer may point `latest` elsewhere while the job runs.
+    folder = Path(spec.path).expanduser().resolve()
+    draft_config = Path(spec.draft_config).expanduser() if spec.draft_config else None
+    config = read_config(checkpoint_files(folder, draft_config)[0])
+    names = check_headers(folder, config, forgive=spec.forgive, draft_config=draft_config)
+    stamps = file_stamps(folder, draft_config)
+    found = drafter_hash(folder, draft_config)
     if spec.hash and found != spec.hash:
         raise CheckpointError(
             f"{folder}: its content hash is {found[:12]}, the job asks for {spec.hash[:12]}"
@@ -100,8 +111,9 @@ def _candidate(spec: DrafterSpec, job: Job) -> Candidate:
     rule, assumed = effective_rule(config, convention)
     if assumed:
         notes.append(f"{spec.label}: its sliding layers' window rule is not stated; assumed {rule}")
-    settled = type(spec)(spec.label, spec.path, found, spec.family, convention.non_default(), assumed)
-    return Candidate(settled, folder, config, convention, block, tuple(notes))
+    settled = replace(spec, hash=found, convention=convention.non_default(), assumed=assumed)
+    own = EMBEDDING in names
+    return Candidate(settled, folder, config, convention, block, tuple(notes), draft_config, stamps, own)
 
 
 def check_fit(
@@ -141,7 +153,12 @@ def check_fit(
         raise CheckpointError(
             f"{at}: mask_token_id {config.mask_token_id} is outside the target's embedding of {vocab_size} rows"
         )
-    norm = float(embed(config.mask_token_id).float().norm())
+    if candidate.own_embedding and config.vocab_size < vocab_size:
+        raise CheckpointError(
+            f"{at}: its own embedding has {config.vocab_size} rows, the target's has {vocab_size}"
+        )
+    # The row of an embedding of its own is judged when that is loaded.
+    norm = 1.0 if candidate.own_embedding else float(embed(config.mask_token_id).float().norm())
     if norm < 1e-6:
         raise CheckpointError(
             f"{at}: the target's embedding of mask_token_id {config.mask_token_id} is zero (norm {norm:.1e}); every "

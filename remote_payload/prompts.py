@@ -1,37 +1,21 @@
-"""Prompt files -> token ids.
+"""Prompts -> token ids, with the target's tokenizer. What a line may hold: `promptfile`.
 
-A line is a JSON object with `id` and one of `input_ids`, `text`, `messages`, `turns`; `dataset` is optional.
-What always holds: every line is either used or refused with its number; nothing is skipped, trimmed or
+What always holds: every prompt is either used or refused by its line; nothing is skipped, trimmed or
 repaired. `messages` and `turns` go through the target's own chat template (thinking off by default).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remote_payload.errors import PromptError
+from remote_payload.promptfile import Prompt, parse_prompts
 from remote_payload.protocol import canonical_json, sha256_hex
 
 __all__ = ["Prompt", "Tokenized", "Tokenizing", "prompt_hash", "read_prompts"]
-
-_FORMS = ("input_ids", "text", "messages", "turns")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One line of a prompt file. Exactly one of the four forms is set."""
-
-    id: str
-    dataset: str
-    where: str
-    input_ids: list[int] | None = None
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    turns: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -55,70 +39,16 @@ def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
 
     Args:
         path: a .jsonl file, UTF-8.
-        count: keep the first so many; None keeps all.
+        count: keep the first so many; None keeps all. All lines are checked.
 
     Raises:
-        PromptError: with file and line: not there, not UTF-8, an empty line, not JSON, no id, an id twice, no
-            form or several, an empty prompt; or the file has no line at all.
+        PromptError: not there, or as `parse_prompts`.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise PromptError(f"{path}: {error.strerror}") from error
-    prompts: list[Prompt] = []
-    seen: dict[str, int] = {}
-    lines = data.split(b"\n")
-    if lines and lines[-1] == b"":
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        prompt = _parse(line, f"{path}:{number}")
-        if prompt.id in seen:
-            raise PromptError(f"{path}:{number}: id {prompt.id!r} was used in line {seen[prompt.id]} already")
-        seen[prompt.id] = number
-        prompts.append(prompt)
-    if not prompts:
-        raise PromptError(f"{path}: no prompts in it")
-    return prompts[:count] if count is not None else prompts
-
-
-def _parse(line: bytes, where: str) -> Prompt:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{where}: not UTF-8 (byte {error.start}: {line[error.start]:#04x})") from error
-    if not text.strip():
-        raise PromptError(f"{where}: an empty line; remove it")
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise PromptError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(record, dict) or not isinstance(record.get("id"), (str, int)):
-        raise PromptError(f'{where}: has to be an object with an "id"')
-    forms = [form for form in _FORMS if form in record]
-    unknown = sorted(set(record) - {"id", "dataset", *_FORMS})
-    if len(forms) != 1 or unknown:
-        found = f"unknown: {', '.join(unknown)}" if unknown else f"found {', '.join(forms) or 'none'}"
-        raise PromptError(f"{where}: has to have exactly one of {', '.join(_FORMS)} ({found})")
-    form, value = forms[0], record[forms[0]]
-    _check_form(form, value, where)
-    return Prompt(str(record["id"]), str(record.get("dataset", "")), where, **{form: value})
-
-
-def _check_form(form: str, value: Any, where: str) -> None:
-    kinds = {
-        "input_ids": lambda v: isinstance(v, list) and all(type(i) is int and i >= 0 for i in v),
-        "text": lambda v: isinstance(v, str),
-        "messages": lambda v: isinstance(v, list) and all(isinstance(m, dict) and "role" in m for m in v),
-        "turns": lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v),
-    }
-    if not kinds[form](value):
-        raise PromptError(f"{where}: {form} is not of the right kind")
-    try:
-        canonical_json(value).encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(f"{where}: {form} holds half of a surrogate pair, which is no text") from error
-    if not value or (form == "turns" and not all(value)):
-        raise PromptError(f"{where}: an empty prompt; there has to be at least one token to continue")
+    return parse_prompts(data, str(path))[:count]
 
 
 class Tokenizing:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from remote_payload.errors import InputError
 from remote_payload.fingerprint import model_hash
 from remote_payload.outcome import Outcome, merged
-from remote_payload.protocol import Job, Row, read_json, trim_torn_line
+from remote_payload.protocol import Job, Row, append_lines, read_json, trim_torn_line
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.share import SHARES, Share, none_left
 from remote_payload.supervise.launch import job_environment, payload_command
@@ -31,6 +31,8 @@ __all__ = ["RETRIES", "WorkerError", "run_shares", "settle_leftovers"]
 
 RETRIES = 2
 _LOOK_S = 0.05
+DETAILS = "live.jsonl"
+"""What live decoding keeps beside a row; one that is there twice says the same."""
 
 
 class WorkerError(RuntimeError):
@@ -75,7 +77,7 @@ def settle_leftovers(folder: Path, results: ResultFolder) -> None:
     if not none_left(folder):
         raise InputError(f"{root}: workers of another run are alive and write here; end that run first")
     for own in sorted(root.iterdir()):
-        for name in ("rows.jsonl", "samples.jsonl"):
+        for name in ("rows.jsonl", "samples.jsonl", DETAILS):
             trim_torn_line(own / name)
         _Mirror(own).pull(results)
     shutil.rmtree(root)
@@ -229,8 +231,9 @@ class _Mirror:
 
     def pull(self, results: ResultFolder) -> list[dict[str, Any]]:
         """Appends what is new. Returns the worker's new events."""
-        # Rows are read before samples: a batch's samples are written first, so none of a row's is missed.
+        # Rows are read first: their samples and details are written before them, so none is missed.
         rows = [Row.from_json(record, str(self._own)) for record in self._new("rows.jsonl")]
+        append_lines(results.folder / DETAILS, self._new(DETAILS))
         results.add(rows, list(self._new("samples.jsonl")))
         return list(self._new("events.jsonl"))
 

@@ -7,11 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from remote_payload.figures import by_context_length, by_output_position, conditional_survival
 from remote_payload.protocol import Row, canonical_json
 from remote_payload.shapes import parse_shape
-from remote_payload.tau import DIALECTS, Walk, acceptance_histogram, survival, tau, truncate
+from remote_payload.tau import (
+    BIAS_WORTH_A_WARNING,
+    DIALECTS,
+    Walk,
+    acceptance_histogram,
+    short_output_bias,
+    survival,
+    tau,
+    truncate,
+)
 
-__all__ = ["summarize"]
+__all__ = ["bias_notes", "summarize"]
 
 
 def summarize(rows: Iterable[Row], *, tail: str = "full") -> list[dict[str, Any]]:
@@ -42,7 +52,7 @@ def _drafter_entry(rows: Sequence[Row], tail: str) -> dict[str, Any]:
 
 
 def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
-    walks = [Walk(row.accept_lengths, row.output_tokens) for row in rows]
+    full = walks = [Walk(row.accept_lengths, row.output_tokens) for row in rows]
     if tail == "truncated":
         walks = [Walk(truncate(walk), walk.output_tokens) for walk in walks]
     block = rows[0].block_size + int(rows[0].convention.get("label_offset", 0))
@@ -50,21 +60,43 @@ def _shape_entry(rows: Sequence[Row], shape: str, tail: str) -> dict[str, Any]:
     for row, walk in zip(rows, walks, strict=True):
         datasets[row.dataset].append(walk)
     per_dataset = {name: _number(tau(group)) for name, group in sorted(datasets.items())}
+    shares = [_number(share) for share in survival(walks, block)]
     known = [value for value in per_dataset.values() if value is not None]
     return {
         "tau": _number(tau(walks)),
         "tau_dataset_mean": _number(sum(known) / len(known)) if known else None,
         "dialects": {name: _number(formula(walks)) for name, (formula, _) in DIALECTS.items()},
+        "short_output_bias": {
+            name: None if bias is None else _number(bias) for name, bias in short_output_bias(full).items()
+        },
         "datasets": per_dataset,
         "bound": parse_shape(shape).bound(block),
         "rows": len(rows),
         "rounds": sum(len(walk.accept_lengths) for walk in walks),
         "output_tokens": sum(row.output_tokens for row in rows),
-        "survival": [_number(share) for share in survival(walks, block)],
+        "survival": shares,
+        "conditional_survival": conditional_survival(shares),
+        "by_context_length": by_context_length(rows),
+        "by_output_position": by_output_position(rows),
         "histogram": acceptance_histogram(walks, block),
         "near_ties": sum(row.near_ties for row in rows),
         "seconds": round(sum(row.seconds for row in rows), 3),
     }
+
+
+def bias_notes(drafters: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns a sentence for every dialect that short outputs move by more than 1 %, with the largest case."""
+    worst: dict[str, tuple[float, str]] = {}
+    for drafter in drafters:
+        for shape, entry in drafter["shapes"].items():
+            for dialect, bias in entry["short_output_bias"].items():
+                if bias is not None and abs(bias) > abs(worst.get(dialect, (0.0, ""))[0]):
+                    worst[dialect] = (bias, f"{drafter['label']}, {shape}")
+    return [
+        f"short outputs move {dialect} by about {100 * bias:+.1f} % ({where}); tau, pooled and in full, is not moved"
+        for dialect, (bias, where) in worst.items()
+        if abs(bias) > BIAS_WORTH_A_WARNING
+    ]
 
 
 def _number(value: float) -> float | None:

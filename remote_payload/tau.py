@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["DIALECTS", "Walk", "acceptance_histogram", "survival", "tau", "truncate"]
+__all__ = [
+    "BIAS_WORTH_A_WARNING",
+    "DIALECTS",
+    "Walk",
+    "acceptance_histogram",
+    "short_output_bias",
+    "survival",
+    "tau",
+    "truncate",
+]
+
+BIAS_WORTH_A_WARNING = 0.01
+"""The share by which short outputs may move a dialect before a reader is told."""
 
 
 class Walk(NamedTuple):
@@ -92,6 +104,49 @@ DIALECTS: dict[str, tuple[Callable[[Iterable[Walk]], float], str]] = {
     "no_bonus": (_no_bonus, "tau - 1: accepted drafts per round (SpecForge, speculators)"),
 }
 """Name -> (formula over walks, what it is in words)."""
+
+
+def short_output_bias(walks: Sequence[Walk]) -> dict[str, float | None]:
+    """Estimates by how much short outputs move each dialect, as a share of its value on long outputs.
+
+    The pooled full figure is the yardstick: the number of rounds is a stopping time, so by Wald's identity it
+    is unbiased but for the overshoot's mean. A response's own mean (n + overshoot) / R is too high by about
+    s^2 / (m^2 R): R fluctuates around n / m with variance n s^2 / m^3 (renewal theory), and 1 / R is convex.
+    m is the response's mean, s^2 the variance of acceptance lengths within responses, assumed the same for
+    all. What a truncated rule takes away on top is exact, from the rows themselves.
+
+    Returns:
+        Dialect (and `tau_truncated`, the pooled figure under the truncated tail rule) -> relative bias; None
+        where no response has two rounds, so that nothing can be said.
+    """
+    known = [walk for walk in walks if walk.accept_lengths]
+    freedom = sum(len(walk.accept_lengths) - 1 for walk in known)
+    if freedom == 0:
+        return dict.fromkeys([*DIALECTS, "tau_truncated"])
+    variance = sum(_squares(walk.accept_lengths) for walk in known) / freedom
+    pooled = tau(known)
+    cut = tau(Walk(truncate(walk), walk.output_tokens) for walk in known)
+    bias: dict[str, float | None] = {"tau": 0.0, "vllm": 0.0, "no_bonus": 0.0}
+    bias["eagle"] = _eagle(known) / pooled - 1
+    bias["tau_truncated"] = cut / pooled - 1
+    for name in ("zlab", "sglang", "sglang_decode"):
+        # The truncated dialects leave out outputs of one token; their yardstick does so too.
+        counted = known if name == "zlab" else [walk for walk in known if walk.output_tokens > 1]
+        long_run = [_long_run_mean(walk.accept_lengths, variance) for walk in counted]
+        found = DIALECTS[name][0](counted)
+        bias[name] = found * len(long_run) / sum(long_run) - 1 if long_run else None
+    return {name: bias[name] for name in [*DIALECTS, "tau_truncated"]}
+
+
+def _squares(lengths: Sequence[int]) -> float:
+    mean = sum(lengths) / len(lengths)
+    return sum((length - mean) ** 2 for length in lengths)
+
+
+def _long_run_mean(lengths: Sequence[int], variance: float) -> float:
+    """A response's mean without the excess that stopping after R rounds gives it."""
+    mean = sum(lengths) / len(lengths)
+    return mean / (1 + variance / (mean * mean * len(lengths)))
 
 
 def survival(walks: Iterable[Walk], block_size: int) -> list[float]:

@@ -4,6 +4,7 @@ What always holds:
 
 * `resolve` turns references into folders without reading them, `inspect` looks at one and hashes exactly
   the files that the payload's reader takes, `stage` makes those files exist on another host under that hash.
+  Of a trainer's raw state only the drafter's tensors are read and sent, as safetensors; no pickle is ever run.
 * A checkpoint's identity is `protocol.tree_hash` over those files; where it lies and what it is called is
   not part of it. Staging never sends what is there, and never leaves a part of something.
 * A name of the inventory wins over a path of the same spelling (`./name` is the path). Relative paths start
@@ -12,18 +13,20 @@ What always holds:
 
 from __future__ import annotations
 
-from orchestrator.checkpoints.look import Checkpoint, CheckpointFile, inspect
+from orchestrator.checkpoints.look import Checkpoint, CheckpointFile, Patience, inspect
 from orchestrator.checkpoints.references import CheckpointRef, Opener, resolve, step_of
-from orchestrator.checkpoints.staging import Progress, stage
+from orchestrator.checkpoints.staging import Progress, stage, stage_current
 
 __all__ = [
     "Checkpoint",
     "CheckpointFile",
     "CheckpointRef",
     "Opener",
+    "Patience",
     "Progress",
     "inspect",
     "resolve",
     "stage",
+    "stage_current",
     "step_of",
 ]

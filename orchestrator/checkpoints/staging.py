@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError
@@ -12,10 +13,11 @@ from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
     from orchestrator.checkpoints.look import Checkpoint
+    from orchestrator.checkpoints.references import CheckpointRef
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry
 
-__all__ = ["Progress", "stage"]
+__all__ = ["Progress", "stage", "stage_current"]
 
 Progress = Callable[[int, int], None]
 
@@ -44,7 +46,8 @@ def stage(
 
     Raises:
         HostFailedError: no room, no permission.
-        CheckpointRejectedError: the files changed since they were looked at.
+        CheckpointRejectedError: the files changed since they were looked at (`changed` in its details); of a
+            training state that could not be read, too.
         LinkError: a link broke; nothing half-done is left, and the same call can be made again.
     """
     args: dict[str, Any] = {"workdir": entry.workdir, "hash": checkpoint.hash}
@@ -52,10 +55,13 @@ def stage(
     if seen["there"]:
         return str(seen["path"])
     _need_room(checkpoint, entry.name, seen["disk"])
-    args["files"] = {file.name: {"size": file.size, "sha256": file.sha256} for file in checkpoint.files}
+    args["files"] = {
+        file.name: {"size": file.size, "sha256": file.sha256, "origin": dict(file.origin)}
+        for file in checkpoint.files
+    }
     limit = 300 + checkpoint.size / _SLOWEST
     if checkpoint.host == entry.name:
-        args["local"] = checkpoint.path
+        args["local"] = True
         done = remote.call(destination, "checkpoint_receive", args, python=entry.python, timeout=limit)
         return str(done["path"])
     sender = _Sender(checkpoint, source if source is not None else LocalHost(), source_python, progress)
@@ -67,6 +73,38 @@ def stage(
         sender.raise_own()
         raise
     return str(done["path"])
+
+
+def stage_current(
+    checkpoint: Checkpoint,
+    send: Callable[[Checkpoint], str],
+    look: Callable[[CheckpointRef], Checkpoint],
+    report: Callable[[str], None],
+) -> tuple[Checkpoint, str]:
+    """Stages a checkpoint of a running trainer: one that changed since the look is looked at and sent once more.
+
+    Args:
+        checkpoint: as it was looked at.
+        send: stages it and returns its folder there.
+        look: looks at a reference again.
+        report: told that it changed.
+
+    Returns:
+        What was staged (another step, if a link leads elsewhere by now), and its folder.
+
+    Raises:
+        CheckpointRejectedError: it changed again, or is gone.
+    """
+    try:
+        return checkpoint, send(checkpoint)
+    except CheckpointRejectedError as error:
+        if not error.details.get("changed"):
+            raise
+        report(f"{checkpoint.where} changed while it was sent; looking at it again")
+    again = look(checkpoint.ref)
+    if again.path == checkpoint.path:
+        again = replace(again, label=checkpoint.label)
+    return again, send(again)
 
 
 def _need_room(checkpoint: Checkpoint, name: str, disk: Mapping[str, Any]) -> None:
@@ -89,8 +127,7 @@ class _Sender:
         self._failure: OrchError | None = None
 
     def pieces(self) -> Iterator[bytes]:
-        files = [[file.name, file.size] for file in self._checkpoint.files]
-        args = {"path": self._checkpoint.path, "files": files}
+        args = {"files": [[file.name, file.size, dict(file.origin)] for file in self._checkpoint.files]}
         sent, total = 0, self._checkpoint.size
         try:
             for piece in remote.stream(
@@ -116,4 +153,5 @@ class _Sender:
                 "if training is still writing it, wait until it has finished; then run this again",
                 host=self._checkpoint.host,
                 path=self._checkpoint.path,
+                changed=True,
             ) from self._failure

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.ending import stop_code
+from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
     from orchestrator.evaluation import EvalOptions
@@ -93,7 +95,7 @@ def evaluate(
     block_size: Annotated[
         int | None,
         typer.Option(
-            "--block-size", min=2, help="[default: each checkpoint's own]", metavar="B", show_default=False
+            "--block-size", min=1, help="[default: each checkpoint's own]", metavar="B", show_default=False
         ),
     ] = None,
     convention: Annotated[
@@ -105,9 +107,38 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    draft_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-config",
+            help="The drafter's config (a file here), for raw training_state.pt checkpoints without one.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    forgive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forgive",
+            help="A tensor that may be unknown, not finite or all zero. May be repeated.",
+            metavar="TENSOR",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", min=0, help="Seconds to wait for a checkpoint that is still being written.", metavar="S"
+        ),
+    ] = 120.0,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="[default: the target's]", metavar="DTYPE", show_default=False),
+        typer.Option(
+            "--dtype",
+            help="float32, bfloat16 or float16. [default: the target's]",
+            metavar="DTYPE",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
     threads: Annotated[
@@ -137,7 +168,7 @@ def evaluate(
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
     ] = "full",
     engine: Annotated[
-        str, typer.Option("--engine", help="How drafts are verified.", metavar="ENGINE")
+        str, typer.Option("--engine", help="replay, live or both.", metavar="ENGINE")
     ] = "replay",
     payload: Annotated[
         Path | None,
@@ -163,16 +194,19 @@ def evaluate(
         prompt_count=prompt_count,
         shapes=tuple(shape or ()),
         max_new_tokens=max_new_tokens,
-        stop_token_ids=_stops(stop_token_id, no_stop),
+        stop_token_ids=stops(stop_token_id, no_stop),
         block_size=block_size,
-        convention=dict(_setting(text) for text in convention or ()),
-        dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
+        convention=dict(setting(text) for text in convention or ()),
+        draft_config=draft_config,
+        forgive=tuple(forgive or ()),
+        wait_s=wait,
+        dtype=dtype,
         device=device,
         threads=threads,
         samples=samples,
         save_outputs=save_outputs,
         timeout_s=timeout,
-        tail=_one_of("--tail", tail, ("full", "truncated")) or "full",
+        tail=tail,
         engine=engine,
         payload=payload,
     )
@@ -215,9 +249,9 @@ def _submit_and_follow(attached: AttachedRun, *, detach: bool, as_json: bool, qu
             return
         last = watch(attached, quiet=quiet)
         outcome = conclude(attached, last)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stop_code(stop)) from None
     show_outcome(outcome, schema=SCHEMA, as_json=as_json, quiet=quiet)
 
 
@@ -257,35 +291,3 @@ def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
         typer.echo(
             f"drafter   {printable(drafter['label'])}  {human_bytes(drafter['bytes'])}  {printable(drafter['where'])}"
         )
-
-
-def _stops(ids: list[int] | None, no_stop: bool) -> tuple[int, ...] | None:
-    from orchestrator.errors import UsageError
-
-    if no_stop and ids:
-        raise UsageError("--no-stop and --stop-token-id do not go together", "give one of them")
-    return () if no_stop else tuple(ids) if ids else None
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """Reads KEY=VALUE: true and false, whole numbers, or words."""
-    from orchestrator.errors import UsageError
-
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(
-            f"--convention {text!r} is not KEY=VALUE", "as in --convention block_position_offset=1"
-        )
-    key, value = key.strip().replace("-", "_"), value.strip()
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    digits = value.removeprefix("-")
-    return key, int(value) if digits.isdecimal() else value
-
-
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
-    from orchestrator.errors import UsageError
-
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r}: it can be {', '.join(allowed)}")
-    return value

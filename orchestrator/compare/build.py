@@ -84,7 +84,7 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
         target=", ".join(sorted({run.job.target.name for run in runs})),
         suite=", ".join(sorted({run.job.suite for run in runs if run.job.suite})),
         allowed=tuple(str(difference) for difference in differences),
-        footnotes=footnotes(blocks, chosen),
+        footnotes=footnotes(blocks, chosen, wanted.dialect),
         warnings=chosen.warnings,
     )
 

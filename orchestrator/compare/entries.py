@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from orchestrator.compare.bias import short_output_bias
 from orchestrator.compare.columns import Ints, Series, Shape, Terms
 from orchestrator.compare.model import DatasetFigures, Entry
 from orchestrator.compare.stats import Estimate, estimate_ratios
@@ -81,6 +82,7 @@ def _entry(
         figure=figure,
         dialects={name: _pooled(series.terms(name)) for name in DIALECTS},
         dataset_mean=_dataset_mean(series, present),
+        short_output_bias=short_output_bias(series),
         clusters=len(whole.num),
         rows=len(series.unit),
         rounds=int(series.rounds.sum()),

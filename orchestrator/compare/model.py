@@ -45,7 +45,8 @@ class Entry:
     """One drafter under one shape.
 
     `figure` is the headline in the comparison's dialect, `dataset_mean` the mean of tau over datasets,
-    `left_out` the number of outputs of one token, which dialects with truncated rounds leave out.
+    `left_out` the number of outputs of one token, which dialects with truncated rounds leave out,
+    `short_output_bias` the share by which short outputs move each dialect.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Entry:
     rounds: int
     accepted: int
     left_out: int
+    short_output_bias: dict[str, float]
     bound: int
     survival: tuple[float, ...]
     histogram: tuple[int, ...]

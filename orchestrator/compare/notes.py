@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.compare.stats import MIN_CLUSTERS
+from remote_payload.tau import BIAS_WORTH_A_WARNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["footnotes"]
 
 
-def footnotes(blocks: Sequence[Block], measurements: Measurements) -> tuple[str, ...]:
+def footnotes(blocks: Sequence[Block], measurements: Measurements, dialect: str) -> tuple[str, ...]:
     """Returns every footnote that applies, each once, the most important first."""
     notes: dict[str, None] = {}
     for source in (_few_prompts, _partial_pairs, _undecided, _leaks, _aliases):
         notes.update(dict.fromkeys(source(blocks)))
+    notes.update(dict.fromkeys(_short_outputs(blocks, dialect)))
     notes.update(dict.fromkeys(_provenance(measurements)))
     return tuple(notes)
 
@@ -81,6 +83,17 @@ def _round_up(count: int) -> int:
     """Two significant digits: the number is a forecast."""
     step = int(10 ** max(0, len(str(count)) - 2))
     return -(-count // step) * step
+
+
+def _short_outputs(blocks: Sequence[Block], dialect: str) -> Iterable[str]:
+    for block in blocks:
+        moved = [
+            f"{entry.name} {100 * entry.short_output_bias[dialect]:+.1f} %"
+            for entry in block.entries
+            if abs(entry.short_output_bias[dialect]) > BIAS_WORTH_A_WARNING
+        ]
+        if moved:
+            yield f"{block.shape}: short outputs move `{dialect}` by about {', '.join(moved)} (`tau` is not moved)"
 
 
 def _leaks(blocks: Sequence[Block]) -> Iterable[str]:

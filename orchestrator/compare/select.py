@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from orchestrator.compare.folder import read_run
 from orchestrator.compare.load import Source
 from orchestrator.errors import UsageError
+from remote_payload.protocol import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orchestrator.runs import RunStore
+    from orchestrator.runs import Run, RunStore
     from remote_payload.protocol import Job
 
 __all__ = ["Selection", "is_run_folder", "select"]
@@ -76,17 +77,38 @@ def select(names: Sequence[str], store: RunStore | None, baseline: str | None) -
 
 
 def _recorded(store: RunStore | None) -> tuple[list[_Recorded], list[str]]:
-    """The evals with rows, newest first; a sentence for what is newer and has none."""
+    """The evals with rows, newest first; sentences about newer ones that have none."""
     runs, notes = store.all() if store else ([], [])
     recorded: list[_Recorded] = []
+    over: list[Run] = []
     for run in reversed(runs):
         if run.job.kind != "eval":
             continue
         if (run.path / "rows.jsonl").is_file():
             recorded.append(_Recorded(run.path, run.job))
+        elif not recorded and _ended_without_results(run):
+            over.append(run)
         elif not recorded:
-            notes = [*notes, f"{run.job_id} has no results here yet: `orch runs attach {run.job_id}`"]
+            notes = [*notes, f"{run.job_id} has no results here yet: `{_fetch(run)}`"]
+    if over:
+        others = f" ({len(over)} such runs)" if len(over) > 1 else ""
+        notes = [*notes, f"{_how_it_ended(over[0])}; ignored{others}"]
     return recorded, notes
+
+
+def _ended_without_results(run: Run) -> bool:
+    """Whether nothing more will come of a run: it ended early and left no rows, or none were found there."""
+    return run.status() in TERMINAL_STATES - {"done"} or run.pulled() is not None
+
+
+def _how_it_ended(run: Run) -> str:
+    seen = run.seen()
+    reason = seen.state.reason if seen and seen.state else ""
+    return f"{run.job_id} ended as {run.status()} without results" + (f" ({reason})" if reason else "")
+
+
+def _fetch(run: Run) -> str:
+    return f"orch runs {'pull' if run.status() == 'done' else 'attach'} {run.job_id}"
 
 
 def _named(name: str, store: RunStore | None, recorded: Sequence[_Recorded]) -> Source:
@@ -108,9 +130,9 @@ def _named(name: str, store: RunStore | None, recorded: Sequence[_Recorded]) -> 
         )
         raise UsageError(f"{error.message}, and no drafter or folder of that name", hint) from error
     if not (run.path / "rows.jsonl").is_file():
-        raise UsageError(
-            f"run {run.job_id} has no results here yet", f"fetch them: `orch runs pull {run.job_id}`"
-        )
+        if _ended_without_results(run):
+            raise UsageError(_how_it_ended(run), f"go on with it: `orch runs resume {run.job_id}`; {_NEXT}")
+        raise UsageError(f"run {run.job_id} has no results here yet", f"fetch them: `{_fetch(run)}`")
     return Source(run.path)
 
 

@@ -6,14 +6,17 @@ prompt file is refused here, with the file and the line.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CheckpointRejectedError, ConfigError, UsageError
 from orchestrator.hosts import resolve_entry
+from orchestrator.inventory import nearest
+from remote_payload.errors import PromptError
+from remote_payload.promptfile import parse_prompts
 from remote_payload.protocol import DrafterSpec, Job, TargetSpec, new_job_id, sha256_hex
+from remote_payload.vocabulary import DTYPES, ENGINES, TAILS, convention_fault, shape_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +47,9 @@ class EvalOptions:
     stop_token_ids: Sequence[int] | None = None
     block_size: int | None = None
     convention: Mapping[str, Any] = field(default_factory=dict)
+    draft_config: Path | None = None
+    forgive: Sequence[str] = ()
+    wait_s: float = 120.0
     dtype: str | None = None
     device: str = "auto"
     threads: int | None = None
@@ -74,15 +80,18 @@ def plan(inventory: Inventory, options: EvalOptions) -> Plan:
     """Settles what the options leave open.
 
     Raises:
-        UsageError, ConfigError: a host, target or suite that is not there, or none to choose.
+        UsageError, ConfigError: a word that a setting does not know; a host, target or suite that is not
+            there, or none to choose.
         CheckpointRejectedError: the prompt file cannot be used.
     """
-    entry = resolve_entry(inventory, options.on or _only_inference_host(inventory))
+    _check_words(options)
+    host = inventory.host(options.on or _only_inference_host(inventory))
     target = inventory.target(options.target)
     suite = inventory.suite(options.suite)
     prompts_from = options.prompts or inventory.resolve(suite.prompts)
     count = options.prompt_count or (None if options.prompts else suite.count)
     prompts, number = read_prompts(prompts_from, count)
+    entry = resolve_entry(inventory, host.name)
     return Plan(
         options=options,
         entry=entry,
@@ -124,40 +133,46 @@ def _references(inventory: Inventory, options: EvalOptions) -> tuple[str, ...]:
 
 
 def read_prompts(path: Path, count: int | None) -> tuple[bytes, int]:
-    """Reads a prompt file's first `count` lines. What the lines mean is the payload's to judge.
+    """Reads a prompt file, checks every line, and keeps the first `count` of them.
 
     Returns:
         The bytes to send, and how many prompts they hold.
+
+    Raises:
+        CheckpointRejectedError: the file is not there, or a line of it cannot be used (file and line).
     """
-    hint = 'each line is a JSON object, as in {"id": "p1", "text": "..."}'
     try:
-        lines = path.read_bytes().split(b"\n")
+        data = path.read_bytes()
     except OSError as error:
         raise CheckpointRejectedError(
-            f"{path}: {error.strerror}", "check --prompts, or the suite's `prompts:`"
+            f"{path}: {error.strerror}", "check --prompts, or the suite's `prompts:`", file=str(path)
         ) from error
-    if lines and not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise CheckpointRejectedError(f"{path}: no prompts in it", hint)
-    for number, line in enumerate(lines, 1):
-        fault = _fault(line)
-        if fault:
-            raise CheckpointRejectedError(f"{path}:{number}: {fault}", hint, file=str(path), line=number)
-    kept = lines[:count]
-    return b"\n".join(kept) + b"\n", len(kept)
-
-
-def _fault(line: bytes) -> str:
-    if not line.strip():
-        return "an empty line; remove it"
     try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return f"not UTF-8 (byte {error.start}: {line[error.start]:#04x})"
-    except ValueError as error:
-        return f"not valid JSON ({error})"
-    return "" if isinstance(record, dict) else "not a JSON object"
+        number = len(parse_prompts(data, str(path))[:count])
+    except PromptError as error:
+        hint = 'each line is a JSON object, as in {"id": "p1", "text": "..."}; nothing was started'
+        raise CheckpointRejectedError(str(error), hint, file=str(path)) from error
+    return b"\n".join(data.split(b"\n")[:number]) + b"\n", number
+
+
+def _check_words(options: EvalOptions) -> None:
+    """Refuses what the payload would refuse by its own tables, before anything is started."""
+    for shape in options.shapes:
+        if fault := shape_fault(shape):
+            raise UsageError(f"--shape: {fault}", "choose shapes as in --shape chain --shape ddtree:16")
+    if fault := convention_fault(options.convention):
+        raise UsageError(f"--convention: {fault}", "README.md (Conventions) says what each setting means")
+    for name, value, allowed in (
+        ("dtype", options.dtype, DTYPES),
+        ("tail", options.tail, TAILS),
+        ("engine", options.engine, ENGINES),
+    ):
+        if value is not None and value not in allowed:
+            close = nearest(value, allowed)
+            raise UsageError(
+                f"--{name} {value!r}: it can be {', '.join(allowed)}",
+                f"did you mean `--{name} {close}`?" if close else f"pass one of these, or leave --{name} out",
+            )
 
 
 def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) -> Job:

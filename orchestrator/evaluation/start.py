@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import checkpoints, releases
-from orchestrator.errors import CheckpointRejectedError
+from orchestrator.errors import CheckpointRejectedError, UsageError
 from orchestrator.evaluation.plan import PROMPTS, Plan, build_job
 from orchestrator.hosts import open_host, resolve_entry
 from orchestrator.payload import load_tree
@@ -22,7 +23,9 @@ from orchestrator.text import human_bytes
 from remote_payload.protocol import DrafterSpec
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoints import Checkpoint
+    from pathlib import Path
+
+    from orchestrator.checkpoints import Checkpoint, CheckpointRef
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry, Inventory
 
@@ -62,11 +65,12 @@ class Links:
 def inspect_drafters(chosen: Plan, links: Links, report: Report) -> list[Checkpoint]:
     """Looks at every checkpoint where it lies. One that is wrong stops everything: nothing was started yet."""
     found: list[Checkpoint] = []
+    look = _Looking(chosen, links, report)
     refs = checkpoints.resolve(links.inventory, chosen.references, links.open)
     rejected: list[CheckpointRejectedError] = []
     for ref in refs:
         try:
-            looked = checkpoints.inspect(links.inventory, ref, links.open(ref.host) if ref.host else None)
+            looked = _distinct(look(ref), found)
         except CheckpointRejectedError as error:
             rejected.append(error)
             continue
@@ -77,7 +81,52 @@ def inspect_drafters(chosen: Plan, links: Links, report: Report) -> list[Checkpo
             found.append(looked)
     if rejected:
         raise _rejection(rejected)
+    look.refuse_unused_config(found)
     return found
+
+
+class _Looking:
+    """Looks at references as the options ask: how long to wait, and the config that raw checkpoints lack."""
+
+    def __init__(self, chosen: Plan, links: Links, report: Report) -> None:
+        self._links, self._report = links, report
+        self._patience = checkpoints.Patience(limit_s=chosen.options.wait_s)
+        self._file = chosen.options.draft_config
+        self._config = None if self._file is None else _read_text(self._file)
+
+    def __call__(self, ref: CheckpointRef) -> Checkpoint:
+        return checkpoints.inspect(
+            self._links.inventory,
+            ref,
+            self._links.open(ref.host) if ref.host else None,
+            draft_config=self._config,
+            patience=self._patience,
+            report=self._report,
+        )
+
+    def refuse_unused_config(self, found: Sequence[Checkpoint]) -> None:
+        """A config that none of the checkpoints needs was meant for another one."""
+        if self._config is not None and not any(c.used_draft_config for c in found):
+            raise UsageError(
+                f"--draft-config {self._file}: none of these checkpoints is a raw training state; each has its own "
+                "config.json, which counts",
+                "leave --draft-config out, or name the folder that holds training_state.pt",
+            )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointRejectedError(
+            f"{path}: cannot be read ({error})", "check --draft-config; it is a file on this machine"
+        ) from error
+
+
+def _distinct(looked: Checkpoint, found: Sequence[Checkpoint]) -> Checkpoint:
+    """Keeps labels apart that links made equal: `a-latest` and `b-latest` may both lead to a `step_5`."""
+    taken = {c.label for c in found if (c.hash, c.convention) != (looked.hash, looked.convention)}
+    return replace(looked, label=f"{looked.ref.label} ({looked.label})") if looked.label in taken else looked
 
 
 def _rejection(errors: Sequence[CheckpointRejectedError]) -> CheckpointRejectedError:
@@ -127,13 +176,25 @@ def _stage(
         if transfer:
             transfer(drafter.label, done, total)
 
-    path = checkpoints.stage(
-        drafter, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
-    )
+    def send(current: Checkpoint) -> str:
+        return checkpoints.stage(
+            current, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
+        )
+
+    look = _Looking(chosen, links, report)
+    drafter, path = checkpoints.stage_current(drafter, send, look, report)
     if sent:
         report(f"staged {drafter.label} on {chosen.entry.name} ({human_bytes(sent)})")
     convention = {**drafter.convention, **chosen.options.convention}
-    return DrafterSpec(drafter.label, path, drafter.hash, convention=convention)
+    return DrafterSpec(
+        drafter.label,
+        path,
+        drafter.hash,
+        convention=convention,
+        forgive=list(chosen.options.forgive),
+        source=drafter.where,
+        step=drafter.step,
+    )
 
 
 def dry_run(chosen: Plan, links: Links, report: Report) -> dict[str, Any]:

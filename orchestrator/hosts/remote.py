@@ -115,10 +115,21 @@ def _packed(script: str, entry: str) -> str:
 
 
 def _sources(script: str) -> list[str]:
-    body = (_SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
+    """Returns the prelude, what the script needs (and what that needs, each once, before it), and the script."""
+    found: dict[str, str] = {}
+    _gather("prelude", found)
+    _gather(script, found)
+    return list(found.values())
+
+
+def _gather(part: str, found: dict[str, str]) -> None:
+    if part in found:
+        return
+    body = (_SCRIPTS / f"{part}.py").read_text(encoding="utf-8")
     first = body.partition("\n")[0]
-    parts = first.removeprefix(_NEEDS).split() if first.startswith(_NEEDS) else []
-    return [*((_SCRIPTS / f"{part}.py").read_text(encoding="utf-8") for part in ("prelude", *parts)), body]
+    for needed in first.removeprefix(_NEEDS).split() if first.startswith(_NEEDS) else ():
+        _gather(needed, found)
+    found[part] = body
 
 
 # --------------------------------------------------------------------------- answers and errors

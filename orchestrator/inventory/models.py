@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from remote_payload.protocol import ProtocolError, canonical_path
+from remote_payload.vocabulary import convention_fault, shape_fault
 
 __all__ = [
     "CheckpointEntry",
@@ -29,7 +30,6 @@ __all__ = [
 
 Role = Literal["training", "inference"]
 
-_SHAPE = re.compile(r"chain|ddtree:[1-9][0-9]{0,5}|topk:[1-9][0-9]{0,4}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SANDBOX_DECIDES = ("address", "port", "user", "identity_file", "known_hosts")
 
@@ -152,6 +152,13 @@ class CheckpointEntry(Entry):
     convention: dict[str, bool | int | str] = Field(default_factory=dict)
     target: Text | None = None
 
+    @field_validator("convention")
+    @classmethod
+    def _known_convention(cls, value: dict[str, bool | int | str]) -> dict[str, bool | int | str]:
+        if fault := convention_fault(value):
+            raise ValueError(fault)
+        return value
+
 
 class SuiteEntry(Entry):
     """Prompts and how they are run. `prompts` is a file here, relative to the inventory's folder."""
@@ -170,16 +177,14 @@ class SuiteEntry(Entry):
     samples: int = Field(default=8, ge=0)
     sample_stride: int = Field(default=32, ge=1)
     enable_thinking: bool = False
-    block_size: int | None = Field(default=None, ge=2)
+    block_size: int | None = Field(default=None, ge=1)
 
     @field_validator("shapes")
     @classmethod
     def _known_shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for shape in value:
-            if not _SHAPE.fullmatch(shape):
-                raise ValueError(
-                    f"{shape!r} is not a shape; allowed: chain, ddtree:N, topk:K (as in ddtree:32)"
-                )
+            if fault := shape_fault(shape):
+                raise ValueError(fault)
         if len(set(value)) != len(value):
             raise ValueError("names a shape twice")
         return value

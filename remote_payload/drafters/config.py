@@ -1,8 +1,9 @@
 """A DFlash drafter's config.json, read strictly: what is not stated is not guessed.
 
-Sources of the keys: z-lab/dflash and SpecForge exports (domain: DFlash, arXiv 2602.06036). `block_size` may
-stand at the top level or inside `dflash_config`; rope settings in `rope_parameters` or in `rope_theta` and
-`rope_scaling`. Variants that share the file format but not the algorithm are refused by name.
+Sources of the keys: z-lab/dflash and SpecForge exports (domain: DFlash, arXiv 2602.06036), and speculators'
+own format, which `layouts.speculators` lays out in the same way. `block_size` may stand at the top level or
+inside `dflash_config`; rope settings: see `rope`. Variants that share the file format but not the algorithm
+are refused by name (`layouts.variants`).
 """
 
 from __future__ import annotations
@@ -12,41 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from remote_payload.drafters.layouts.speculators import flatten, is_speculators
+from remote_payload.drafters.layouts.variants import refuse_by_config
+from remote_payload.drafters.rope import RopeConfig, read_rope
 from remote_payload.errors import CheckpointError
 from remote_payload.protocol import ProtocolError, read_json
 
 __all__ = ["DFlashConfig", "RopeConfig", "read_config"]
 
-# A key that is set to something true marks a variant with another algorithm.
-_VARIANTS = {
-    "sample_from_anchor": "DFlash with slot 0 predicting too (sample_from_anchor)",
-    "projector_type": "Domino (projector_type)",
-    "shift_label": "Domino (shift_label)",
-    "markov_head": "DSpark (Markov head)",
-    "markov_rank": "DSpark (Markov head)",
-    "markov_head_type": "DSpark (Markov head)",
-    "selector_config": "DFlash2 (selector)",
-    "selector_type": "DFlash2 (selector)",
-    "codebook_size": "DFlash2 (codebook)",
-    "conv_kernel_size": "DFlash2 (convolution)",
-    "attention_sink_bias": "a drafter with attention sinks",
-    "add_swa_attention_sink_bias": "a drafter with attention sinks",
-    "add_full_attention_sink_bias": "a drafter with attention sinks",
-}
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding: base, share of the head's dimensions that turn, linear scaling of positions."""
-
-    theta: float
-    partial: float = 1.0
-    linear_factor: float = 1.0
-
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """Shapes and settings of a DFlash drafter (units: dimensions, layers, token ids)."""
+    """Shapes and settings of a DFlash drafter (units: dimensions, layers, token ids).
+
+    `vocab_size` is the target's; `draft_vocab_size` is set where the drafter scores a vocabulary of its own.
+    A layer id of -1 (from speculators alone) is the target's embedding.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -65,6 +47,7 @@ class DFlashConfig:
     windows: tuple[int | None, ...] = ()
     window_rule: str = "none"
     assumed: tuple[str, ...] = ()
+    draft_vocab_size: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -86,7 +69,11 @@ def read_config(path: Path) -> DFlashConfig:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     nested = raw.get("dflash_config") or {}
-    _refuse_variants(raw, nested, path)
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{path}: dflash_config is not an object")
+    refuse_by_config((nested, raw, raw.get("transformer_layer_config") or {}), path)
+    if is_speculators(raw):
+        raw = flatten(raw, path)
     need = _Reader(raw, nested, path)
     heads, hidden = need.integer("num_attention_heads"), need.integer("hidden_size")
     layers = need.integer("num_hidden_layers")
@@ -104,11 +91,12 @@ def read_config(path: Path) -> DFlashConfig:
         target_layer_ids=need.layer_ids(),
         num_target_layers=need.integer("num_target_layers", -1) if "num_target_layers" in raw else None,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_rope(raw, path),
+        rope=read_rope(raw, path),
         attention_bias=bool(raw.get("attention_bias", False)),
         windows=windows,
         window_rule=rule,
         assumed=assumed,
+        draft_vocab_size=_draft_vocabulary(need, path),
         raw=raw,
     )
 
@@ -137,39 +125,27 @@ class _Reader:
         ids = self.find("target_layer_ids")
         if ids is None:
             raise CheckpointError(
-                f"{self.path}: target_layer_ids is missing (in dflash_config or at the top level). It is not "
-                "guessed: the published default formula is wrong for most published checkpoints. Add the list "
+                f"{self.path}: target_layer_ids is missing (in dflash_config or at the top level; in speculators' "
+                "format aux_hidden_state_layer_ids, which are one more). It is not guessed: the published default formula is wrong for most published checkpoints. Add the list "
                 "that training used"
             )
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        least = -1 if is_speculators(self.raw) else 0
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= least for i in ids):
             raise CheckpointError(
                 f"{self.path}: target_layer_ids is {ids!r}, it has to be a list of layer numbers"
             )
         return tuple(ids)
 
 
-def _refuse_variants(raw: Mapping[str, Any], nested: Mapping[str, Any], path: Path) -> None:
-    for source in (nested, raw):
-        for key, variant in _VARIANTS.items():
-            if source.get(key):
-                raise CheckpointError(
-                    f"{path}: {key}={source[key]!r} makes this {variant}; it shares DFlash's files but not its "
-                    "algorithm, and running it as plain DFlash would give a wrong tau. It is not supported"
-                )
-
-
-def _rope(raw: Mapping[str, Any], path: Path) -> RopeConfig:
-    parameters = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or {}
-    theta = parameters.get("rope_theta", raw.get("rope_theta"))
-    if theta is None:
-        raise CheckpointError(f"{path}: neither rope_parameters.rope_theta nor rope_theta is there; add it")
-    kind = parameters.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in {"default", "linear"}:
-        raise CheckpointError(f"{path}: rope type {kind!r} is not supported; default and linear are")
-    factor = parameters.get("factor", scaling.get("factor", 1.0)) if kind == "linear" else 1.0
-    partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    return RopeConfig(theta=float(theta), partial=float(partial), linear_factor=float(factor))
+def _draft_vocabulary(need: _Reader, path: Path) -> int | None:
+    """Returns the size of the drafter's own vocabulary, None if it is the target's."""
+    whole = need.integer("vocab_size")
+    own = need.integer("draft_vocab_size", whole)
+    if not 0 < own <= whole:
+        raise CheckpointError(
+            f"{path}: draft_vocab_size is {own}; it has to be from 1 to vocab_size ({whole})"
+        )
+    return None if own == whole else own
 
 
 def _windows(

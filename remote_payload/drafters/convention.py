@@ -8,22 +8,13 @@ arXiv 2602.06036; z-lab/dflash). Window rules: see `masks`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from remote_payload.errors import CheckpointError
+from remote_payload.vocabulary import WINDOW_RULES, convention_fault, parse_setting
 
 __all__ = ["WINDOW_RULES", "Convention"]
-
-WINDOW_RULES = ("specforge", "speculators", "speculators_noncausal", "none")
-
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "context": ("before_anchor", "through_anchor"),
-    "label_offset": (0, 1),
-    "in_block": ("bidirectional", "causal"),
-    "window_rule": ("", *WINDOW_RULES),
-    "hidden_norm": (True, False),
-}
 
 
 @dataclass(frozen=True)
@@ -50,15 +41,9 @@ class Convention:
     hidden_norm: bool = True
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-                shown = ", ".join(repr(item) for item in allowed)
-                raise CheckpointError(f"convention: {name} is {value!r}, it can be {shown}")
-        for name in ("block_position_offset", "hidden_index_offset"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise CheckpointError(f"convention: {name} is {value!r}, it has to be a whole number")
+        fault = convention_fault(asdict(self))
+        if fault:
+            raise CheckpointError(f"convention: {fault}")
 
     @property
     def drafts_per_block(self) -> int:
@@ -73,12 +58,9 @@ class Convention:
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any], where: str = "convention") -> Convention:
         """Reads a record of settings; an unknown name or value raises CheckpointError."""
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(settings) - set(known))
-        if unknown:
-            raise CheckpointError(
-                f"{where}: unknown settings {', '.join(unknown)}; known are {', '.join(known)}"
-            )
+        fault = convention_fault(settings)
+        if fault:
+            raise CheckpointError(f"{where}: {fault}")
         return cls(**settings)
 
     @classmethod
@@ -89,17 +71,5 @@ class Convention:
             name, equals, text = flag.partition("=")
             if not equals:
                 raise CheckpointError(f"convention: {flag!r} is not KEY=VALUE")
-            settings[name.strip().replace("-", "_")] = _parse(text.strip())
+            settings[name.strip().replace("-", "_")] = parse_setting(text.strip())
         return cls.from_mapping(settings)
-
-
-def _parse(text: str) -> Any:
-    lowered = text.lower()
-    if lowered in {"true", "on", "yes"}:
-        return True
-    if lowered in {"false", "off", "no"}:
-        return False
-    try:
-        return int(text)
-    except ValueError:
-        return text

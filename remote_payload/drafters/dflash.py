@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from remote_payload.drafters.checkpoint import Checkpoint, effective_rule
+from remote_payload.drafters.heads import Head, own_head
 from remote_payload.drafters.masks import block_mask, context_mask
+from remote_payload.drafters.rope import inverse_frequencies
 from remote_payload.drafters.slabs import arrange
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class DFlashDrafter:
         checkpoint: the loaded tensors and config.
         convention: how it was trained.
         block_size: B; the checkpoint's own, or an override (fewer slots with the same weights).
-        embed: token ids -> the target's embeddings, [..., H].
+        embed: token ids -> the target's embeddings, [..., H]; unused where the checkpoint has its own.
         device, dtype: where and in what precision it computes.
     """
 
@@ -64,7 +66,11 @@ class DFlashDrafter:
         self.convention = convention
         self.block_size = block_size
         self.device, self.dtype = device, dtype
-        self._embed = embed
+        own = checkpoint.own_embedding
+        self._embed = embed if own is None else _Embedding(own.to(device, dtype))
+        self._own_head = own_head(checkpoint, device, dtype)
+        parts = {"embed_tokens": checkpoint.own_embedding, "lm_head": checkpoint.own_head}
+        self.own_parts = [name for name, part in parts.items() if part is not None]
         self._weights = {name: t.to(device, dtype) for name, t in checkpoint.tensors.items()}
         self._rule, self.window_rule_assumed = effective_rule(self.config, convention)
 
@@ -82,6 +88,15 @@ class DFlashDrafter:
     def first_label(self) -> int:
         """The first slot whose output is a draft."""
         return 1 - self.convention.label_offset
+
+    def head(self, target_head: Callable[[torch.Tensor], torch.Tensor], vocab_size: int) -> Head:
+        """Returns what scores its final hidden states: its own head where it has one, else the target's.
+
+        Args:
+            target_head: [..., H] -> [..., V] float32 logits.
+            vocab_size: V.
+        """
+        return self._own_head or Head(target_head, vocab_size)
 
     def mask_elements(self, context: Context) -> int:
         """Returns the entries of the attention mask that one anchor costs at most: groups * B * 2 * (T + B)."""
@@ -218,6 +233,16 @@ class DFlashDrafter:
         return scaled
 
 
+class _Embedding:
+    """A drafter's own embedding: token ids -> rows."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._rows)
+
+
 class _Reads(NamedTuple):
     """A slab of `size` trajectories (see `slabs`) as tensors: `rows` and `trajectories` are None where they are all, in order."""
 
@@ -272,12 +297,10 @@ def _attend(
 
 def _rotation(positions: torch.Tensor, head_dim: int, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cosines and sines, [..., d'] float32, d' the dimensions that turn."""
-    width = int(head_dim * rope.partial)
-    steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
-    frequencies = 1.0 / (rope.theta**steps) / rope.linear_factor
+    frequencies, scale = inverse_frequencies(rope, head_dim, positions.device)
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def _rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

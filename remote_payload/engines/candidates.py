@@ -45,6 +45,7 @@ def drafts_from_hidden(
     head: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
     count: int,
+    token_ids: torch.Tensor | None = None,
     room: Room | None = None,
 ) -> list[Draft]:
     """Scores draft slots and keeps their best candidates.
@@ -54,10 +55,11 @@ def drafts_from_hidden(
         head: [..., H] -> [..., V] float32 logits.
         vocab_size: V, to size the chunks.
         count: candidates per slot.
+        token_ids: [V] the target's id of each scored token, where the head has a vocabulary of its own.
         room: how many slots' logits are held at once, and what to do when that was too many.
 
     Returns:
-        N drafts.
+        N drafts, in the target's token ids.
     """
     rows, slots = hidden.shape[:2]
     flat = hidden.flatten(0, 1)
@@ -69,6 +71,8 @@ def drafts_from_hidden(
     pieces = room.pieces("draft logits", rows * slots, room.rows(4 * vocab_size), score)
     if not pieces:
         return []
-    ids = torch.cat([piece[0] for piece in pieces]).view(rows, slots, -1).cpu().numpy()
+    ids = torch.cat([piece[0] for piece in pieces])
+    ids = ids if token_ids is None else token_ids[ids]
     logprobs = torch.cat([piece[1] for piece in pieces]).view(rows, slots, -1).cpu().numpy()
-    return [Draft(ids[row], logprobs[row]) for row in range(rows)]
+    ids_by_row = ids.view(rows, slots, -1).cpu().numpy()
+    return [Draft(ids_by_row[row], logprobs[row]) for row in range(rows)]

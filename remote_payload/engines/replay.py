@@ -58,8 +58,8 @@ class ReplayBatch:
         drafter: the drafter.
         trajectories: P prompts with the target's tokens, long enough for the drafter's block.
         features: [T_p, K*H] of each, the drafter's own columns, at positions 0 ... T_p - 1.
-        head: the target's head.
-        vocab_size: V.
+        head: the target's head; unused where the drafter has its own.
+        vocab_size: V of the target.
         room: what fits on the device.
     """
 
@@ -74,7 +74,7 @@ class ReplayBatch:
     ) -> None:
         self._drafter, self._trajectories = drafter, trajectories
         self._room = room or Room(drafter.device)
-        self._head, self._vocab = head, vocab_size
+        self._head = drafter.head(head, vocab_size)
         self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
 
     @torch.no_grad()
@@ -105,7 +105,15 @@ class ReplayBatch:
     @torch.no_grad()
     def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
         """Drafts at anchors, as `hidden`, with so many candidates per slot."""
-        return drafts_from_hidden(self.hidden(requests), self._head, self._vocab, candidates, self._room)
+        head = self._head
+        return drafts_from_hidden(
+            self.hidden(requests),
+            head.logits,
+            head.size,
+            candidates,
+            token_ids=head.token_ids,
+            room=self._room,
+        )
 
     def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
         """Walks every prompt under every shape.

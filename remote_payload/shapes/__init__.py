@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from remote_payload.errors import InputError
-from remote_payload.shapes.base import Accepted, Draft, Shape, accept_many
+from remote_payload.shapes.base import Accepted, Draft, Proposal, Proposing, Shape, accept_many
 from remote_payload.shapes.chain import Chain
 from remote_payload.shapes.ddtree import DDTree, build_tree
 from remote_payload.shapes.topk import TopK
+from remote_payload.vocabulary import shape_fault
 
 __all__ = [
     "Accepted",
     "Chain",
     "DDTree",
     "Draft",
+    "Proposal",
+    "Proposing",
     "Shape",
     "TopK",
     "accept_many",
@@ -33,14 +35,13 @@ def parse_shape(name: str) -> Shape:
     Raises:
         InputError: not `chain`, `ddtree:N` or `topk:K` with N, K >= 1.
     """
+    fault = shape_fault(name)
+    if fault:
+        raise InputError(fault)
     if name == "chain":
         return Chain()
-    match = re.fullmatch(r"(ddtree|topk):([1-9][0-9]{0,5})", name)
-    if not match:
-        raise InputError(
-            f"unknown shape {name!r}: it can be chain, ddtree:N or topk:K, with N and K from 1 up"
-        )
-    return _SIZED[match[1]](int(match[2]))
+    kind, _, size = name.partition(":")
+    return _SIZED[kind](int(size))
 
 
 def parse_shapes(names: list[str]) -> list[Shape]:

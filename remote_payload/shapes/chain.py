@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft
+from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft, Proposal
 
 __all__ = ["Chain"]
 
@@ -27,6 +27,13 @@ class Chain:
                 break
             length += 1
         return Accepted(length, tie)
+
+    def propose(self, draft: Draft) -> Proposal:
+        """Returns the path of the best candidates."""
+        best = draft.ids[:, 0].tolist()
+        gaps = (draft.logprobs[:, 0] - draft.logprobs[:, 1]).tolist() if draft.logprobs.shape[1] > 1 else []
+        nodes = len(best) + 1
+        return Proposal([-1, *best], list(range(-1, nodes - 1)), list(range(nodes)), gaps)
 
     def accept_all(self, ids: np.ndarray, logprobs: np.ndarray, truths: np.ndarray) -> list[Accepted]:
         """Returns what `accept` gives for each of M anchors: ids, logprobs [M, D, K], truths [M, D]."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft
+from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft, Proposal
 
 __all__ = ["DDTree", "Tree", "build_tree"]
 
@@ -98,6 +98,11 @@ class DDTree:
                 break
             node = following
         return Accepted(tree.depths[node] + 1, tree.margin < NEAR_TIE)
+
+    def propose(self, draft: Draft) -> Proposal:
+        """Returns the tree; which nodes it has is one decision, so its margin stands for every depth."""
+        tree = build_tree(draft, self.budget)
+        return Proposal(tree.tokens, tree.parents, tree.depths, [tree.margin])
 
     def accept_all(self, ids: np.ndarray, logprobs: np.ndarray, truths: np.ndarray) -> list[Accepted]:
         """Returns what `accept` gives for each of M anchors, without building their trees.

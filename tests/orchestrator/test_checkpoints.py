@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoints import Checkpoint, CheckpointRef, inspect, resolve, stage, staging, step_of
+from orchestrator.checkpoints import (
+    Checkpoint,
+    CheckpointRef,
+    Patience,
+    inspect,
+    resolve,
+    stage,
+    staging,
+    step_of,
+)
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, UsageError
 from orchestrator.inventory import CheckpointEntry, HostEntry, Inventory
 from remote_payload import protocol
@@ -59,7 +68,8 @@ class Lab:
 
     def inspect(self, ref: str) -> Checkpoint:
         (found,) = self.resolve(ref)
-        return inspect(self.inventory, found, self.hosts[found.host] if found.host else None)
+        host = self.hosts[found.host] if found.host else None
+        return inspect(self.inventory, found, host, patience=Patience(limit_s=0))
 
     def stage(self, checkpoint: Checkpoint, progress: Any = None) -> str:
         source = self.hosts[checkpoint.host] if checkpoint.host else None
@@ -174,7 +184,7 @@ def test_a_look_takes_only_what_the_drafter_needs_and_hashes_it(lab: Lab) -> Non
         json.dumps({"convention": {"context": "through_anchor", "label_offset": 0}})
     )
     seen = lab.inspect("ct200:ckpt/step_40")
-    assert [file.name for file in seen.files] == ["config.json", "orch.json", "model.safetensors"]
+    assert [file.name for file in seen.files] == ["config.json", "model.safetensors", "orch.json"]
     for file in seen.files:
         data = (folder / file.name).read_bytes()
         assert (file.size, file.sha256) == (len(data), protocol.sha256_hex(data))
@@ -202,11 +212,12 @@ def test_the_inventorys_convention_wins_over_the_folders(lab: Lab) -> None:
     assert lab.inspect("reference").convention == {"context": "x", "in_block": "causal"}
 
 
-def test_a_link_to_a_step_tells_the_step(lab: Lab) -> None:
+def test_a_link_to_a_step_is_looked_at_as_that_step(lab: Lab) -> None:
     write_checkpoint(lab.home("ct200") / "ckpt" / "step_40")
     (lab.home("ct200") / "ckpt" / "latest").symlink_to("step_40")
     seen = lab.inspect("ct200:ckpt/latest")
-    assert (seen.label, seen.step) == ("latest", 40)
+    assert (seen.label, seen.step) == ("step_40", 40)
+    assert seen.where == f"ct200:{lab.home('ct200')}/ckpt/step_40"
 
 
 def write_sharded(folder: Path) -> Path:
@@ -278,10 +289,17 @@ REJECTED = {
     ),
     "negative mask": (nested(mask_token_id=-1), r"mask_token_id is -1, not a whole number"),
     "no vocabulary": (config(vocab_size=None), r"vocab_size is missing"),
-    "speculators": (config(speculators_model_type="dflash"), r"speculators' format .* not read yet"),
+    "speculators, no sizes": (
+        config(speculators_model_type="dflash"),
+        r"transformer_layer_config is missing",
+    ),
+    "speculators, other": (
+        config(speculators_model_type="eagle3"),
+        r"speculators_model_type is 'eagle3'; .* dflash alone",
+    ),
     "no tensors": (
         lambda f: (f / "model.safetensors").unlink(),
-        r"no model.safetensors .*; it has optimizer.safe",
+        r"training_state.pt holds a drafter's tensors, but no config|truncated, still written",
     ),
     "empty": (cut(0), r"truncated, or not a safetensors file \(0 bytes\)"),
     "header cut": (cut(20), r"truncated, or not a safetensors file \(20 bytes\)"),

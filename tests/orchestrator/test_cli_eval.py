@@ -93,7 +93,7 @@ def test_a_broken_checkpoint_is_refused_before_anything_is_started(
     tensors = broken / "model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1000])
     before = sorted(path.name for path in (sandbox_project / "runs").glob("*"))
-    words = ("--ckpt", str(broken), "--ckpt", "ct200:ckpt/none", *QUICK)
+    words = ("--ckpt", str(broken), "--ckpt", "ct200:ckpt/none", "--wait", "0", *QUICK)
     done = run_orch("eval", *words, cwd=sandbox_project)
     assert done.code == 10, done.stderr
     assert str(broken) in done.stderr
@@ -120,16 +120,28 @@ def test_one_drafter_that_the_host_rejects_does_not_spoil_the_others(
     assert "misfit" in done.stderr
 
 
-def test_prompts_that_the_payload_refuses_are_exit_10(
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["eval", "dry-run"])
+def test_a_wrong_prompt_is_exit_10_with_the_users_own_file_and_line(
+    project: Path, run_orch: RunOrch, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"id": "a", "text": "fine"}\n{"id": "b", "text": ""}\n')
+    done = run_orch("eval", "--ckpt", "x", "--prompts", str(prompts), *more, cwd=project)
+    assert done.code == 10, done.stderr
+    assert f"{prompts}:2: an empty prompt" in done.stderr
+    assert not (project / "runs").exists()
+
+
+def test_prompts_that_only_the_target_can_refuse_are_exit_10(
     sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"id": "a", "text": "fine"}\n{"id": "b", "text": ""}\n')
+    prompts.write_text('{"id": "a", "text": "fine"}\n{"id": "b", "input_ids": [264]}\n')
     words = ("--ckpt", "ct200:ckpt/step_0987", "--no-baseline", *QUICK, "--prompts", str(prompts))
     done = run_orch("eval", *words, cwd=sandbox_project)
     assert done.code == 10, done.stderr
-    assert "empty prompt" in done.stderr
-    assert ":2:" in done.stderr
+    assert ":2: token id 264 is outside the target's 264 embeddings" in done.stderr
+    assert "rejected: error" not in done.stderr
 
 
 def test_a_dry_run_says_what_would_happen_and_starts_nothing(
@@ -153,9 +165,17 @@ def test_a_dry_run_says_what_would_happen_and_starts_nothing(
         (("--ckpt", "x", "--dtype", "int4"), 2, "float32"),
         (("--ckpt", "x", "--on", "ct130"), 3, "ct129"),
         (("--ckpt", "x"), 4, "orch sandbox up"),
+        (("--ckpt", "x", "--shape", "nonsense", "--dry-run"), 2, "ddtree:N"),
+        (("--ckpt", "x", "--convention", "contxt=before_anchor"), 2, "'context'"),
+        (("--ckpt", "x", "--engine", "wat"), 2, "replay"),
+        (("--ckpt", "x", "--tail", "wat"), 2, "next: "),
+        (("--ckpt", "x", "--block-size", "0"), 2, "--block-size"),
         ((), 2, "--ckpt"),
     ],
-    ids=["convention", "stops", "dtype", "host", "sandbox-down", "no-ckpt"],
+    ids=[
+        *("convention", "stops", "dtype", "host", "sandbox-down"),
+        *("shape", "convention-name", "engine", "tail", "block-size", "no-ckpt"),
+    ],
 )
 def test_a_wrong_command_line_is_refused_with_what_to_do(
     project: Path, run_orch: RunOrch, words: tuple[str, ...], code: int, says: str

@@ -91,22 +91,20 @@ def test_a_run_on_a_host_that_is_away_is_unreachable_and_the_record_keeps_its_wo
 
 
 @pytest.mark.slow
-def test_logs_are_there_while_it_runs_and_after(sandbox_project: Path, run_orch: RunOrch) -> None:
-    words = (
-        "eval",
-        "--ckpt",
-        "ct200:ckpt/step_0160",
-        "--no-baseline",
-        "--prompt-count",
-        "1",
-        "--max-new-tokens",
-        "8",
-    )
-    bad = run_orch(*words, "--shape", "star:3", "--label", "logs", cwd=sandbox_project)
+def test_the_reason_of_a_rejected_run_is_in_its_log_and_it_has_no_results(
+    sandbox_project: Path, run_orch: RunOrch, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "outside.jsonl"
+    prompts.write_text('{"id": "a", "input_ids": [264]}\n', encoding="utf-8")
+    words = ("--ckpt", "ct200:ckpt/step_0160", "--no-baseline", "--prompts", str(prompts), "--label", "logs")
+    bad = run_orch("eval", *words, cwd=sandbox_project)
     assert bad.code == 10, bad.stderr
-    assert "star:3" in bad.stderr
+    assert "token id 264" in bad.stderr
     logs = run_orch("runs", "logs", "logs", cwd=sandbox_project)
-    assert "star:3" in logs.stdout
+    assert "token id 264" in logs.stdout
+    run = next(path.name for path in (sandbox_project / "runs").iterdir() if "-logs-" in path.name)
+    found = entry(run_orch, sandbox_project, run, "--offline")
+    assert (found["state"], found["results"]) == ("failed", "none")
 
 
 def test_an_empty_record_and_an_unknown_run_say_what_to_type(project: Path, run_orch: RunOrch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from orchestrator.evaluation import EvalOptions, build_job, plan
 from orchestrator.evaluation.outcome import Outcome
 from orchestrator.evaluation.plan import read_prompts
 from orchestrator.inventory import Inventory, load_inventory
+from remote_payload.drafters.convention import Convention
 from remote_payload.protocol import DrafterSpec, Job, sha256_hex
+from remote_payload.vocabulary import CONVENTION
 
 PROMPTS = [{"id": f"p{number}", "text": "τ?"} for number in range(5)]
 HEAD = """schema: orch/inventory/1
@@ -53,7 +56,7 @@ def test_the_inventory_settles_what_the_options_leave_open(tmp_path: Path) -> No
 
 def test_flags_win_over_the_suite_and_the_target(tmp_path: Path) -> None:
     other = tmp_path / "mine.jsonl"
-    other.write_bytes(b'{"id":1,"text":"x"}\n' * 4)
+    other.write_text("".join(f'{{"id":{n},"text":"x"}}\n' for n in range(4)))
     options = EvalOptions(
         ckpts=("a",),
         no_baseline=True,
@@ -116,6 +119,15 @@ def test_an_unknown_baseline_suite_or_host_is_refused_with_what_there_is(tmp_pat
         (b'{"id":1,"text":"a"}\n{"id":2,"text":"\xff"}\n', ":2: not UTF-8 .*0xff"),
         (b'{"id":1,"text":\n', ":1: not valid JSON"),
         (b"[1]\n", ":1: not a JSON object"),
+        (b'{"id":1,"text":"a"}\n{"id":1,"text":"b"}\n', ":2: id '1' was used in line 1"),
+        (b'{"text":"a"}\n', ':1: .* "id"'),
+        (b'{"id":1}\n', ":1: .*exactly one of .*found none"),
+        (b'{"id":1,"text":"a","turns":["b"]}\n', ":1: .*exactly one of .*found text, turns"),
+        (b'{"id":1,"text":"a","lang":"de"}\n', ":1: .*unknown: lang"),
+        (b'{"id":1,"text":""}\n', ":1: an empty prompt"),
+        (b'{"id":1,"input_ids":[]}\n', ":1: an empty prompt"),
+        (b'{"id":1,"text":"\\ud800"}\n', ":1: text holds half of a surrogate pair"),
+        (b'\xef\xbb\xbf{"id":1,"text":"a"}\n', ":1: .*without BOM"),
     ],
 )
 def test_a_prompt_file_that_cannot_be_used_is_rejected_with_its_line(
@@ -139,6 +151,46 @@ def test_prompts_without_a_last_newline_are_whole_lines_on_the_host(tmp_path: Pa
     path.write_bytes(b'{"id":1,"text":"a"}\n{"id":2,"text":"b"}')
     assert read_prompts(path, None) == (b'{"id":1,"text":"a"}\n{"id":2,"text":"b"}\n', 2)
     assert read_prompts(path, 1) == (b'{"id":1,"text":"a"}\n', 1)
+
+
+def test_a_line_after_the_count_is_checked_too(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"id":1,"text":"a"}\n{"id":2,"text":""}\n')
+    with pytest.raises(CheckpointRejectedError, match=":2: an empty prompt"):
+        read_prompts(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "next_step"),
+    [
+        ({"shapes": ("chain", "ddtree:0")}, "--shape: unknown shape 'ddtree:0': it can be chain", "--shape"),
+        ({"shapes": ("nonsense",)}, "unknown shape 'nonsense'", "--shape"),
+        (
+            {"convention": {"contxt": "before_anchor"}},
+            "no setting 'contxt'; did you mean 'context'",
+            "README",
+        ),
+        ({"convention": {"context": "after"}}, "context is 'after', it can be 'before_anchor'", "README"),
+        ({"convention": {"block_position_offset": "one"}}, "has to be a whole number", "README"),
+        ({"convention": {"label_offset": True}}, "label_offset is True, it can be 0, 1", "README"),
+        ({"engine": "lived"}, "--engine 'lived': it can be replay, live, both", "--engine live"),
+        ({"dtype": "wat"}, "--dtype 'wat': it can be float32", "leave --dtype out"),
+        ({"tail": "wat"}, "--tail 'wat': it can be full, truncated", "leave --tail out"),
+    ],
+)
+def test_a_word_that_a_setting_does_not_know_is_refused_here(
+    tmp_path: Path, options: dict[str, Any], says: str, next_step: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(inventory(tmp_path, *ONE), EvalOptions(ckpts=("a",), **options))
+    assert says in caught.value.message
+    assert next_step in caught.value.hint
+
+
+def test_every_convention_that_the_payload_knows_can_be_given(tmp_path: Path) -> None:
+    settings = {name: values[0] if values else 1 for name, values in CONVENTION.items()}
+    chosen = plan(inventory(tmp_path, *ONE), EvalOptions(ckpts=("a",), convention=settings))
+    assert chosen.options.convention == asdict(Convention(**settings))
 
 
 def outcome(**fields: Any) -> Outcome:

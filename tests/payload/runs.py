@@ -81,13 +81,10 @@ class Zygote:
                 text=True,
             )
 
-    def run(
-        self, folder: Path, cache: Path, log: Path | None = None, *, kill_after: float | None = None
-    ) -> int:
-        """Runs a job to its end, or kills it after so many seconds. Returns its exit code (negative: a signal)."""
-        request: dict[str, Any] = {"folder": str(folder), "cache": str(cache)}
+    def run(self, folder: Path, cache: Path, log: Path | None = None, **when: float) -> int:
+        """Runs a job to its end, or kills it (`kill_after`, `kill_at`). Returns its exit code, negative: a signal."""
+        request: dict[str, Any] = {"folder": str(folder), "cache": str(cache), **when}
         request |= {"log": str(log)} if log else {}
-        request |= {} if kill_after is None else {"kill_after": kill_after}
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")

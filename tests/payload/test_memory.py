@@ -69,7 +69,7 @@ def test_logits_are_held_for_a_chunk_only_and_chunks_change_nothing() -> None:
     whole = drafts_from_hidden(hidden, head, 500, 9)
     assert held == [63]
     held.clear()
-    parts = drafts_from_hidden(hidden, head, 500, 9, Room(CPU, cpu_bytes=4 * 500 * 10))
+    parts = drafts_from_hidden(hidden, head, 500, 9, room=Room(CPU, cpu_bytes=4 * 500 * 10))
     assert max(held) == 10
     for a, b in zip(whole, parts, strict=True):
         assert (a.ids == b.ids).all()

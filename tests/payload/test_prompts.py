@@ -32,8 +32,11 @@ def _file(tmp_path: Path, content: str | bytes) -> Path:
         ('{"text": "x"}\n', 1, 'an "id"'),
         ('{"id": "a", "input_ids": [1, -2]}\n', 1, "not of the right kind"),
         ('{"id": "a", "text": "\\ud800"}\n', 1, "half of a surrogate pair"),
-        ("[1]\n", 1, 'an "id"'),
+        ("[1]\n", 1, "not a JSON object"),
         ("{\n", 1, "not valid JSON"),
+        ("\ufeff" + '{"id": "a", "text": "x"}\n', 1, "save the file as UTF-8 without BOM"),
+        ('{"id": true, "text": "x"}\n', 1, 'an "id"'),
+        ('{"id": "a", "messages": [{"content": "x"}]}\n', 1, 'a list of objects with a "role"'),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number(

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_payload.tau import DIALECTS, Walk, acceptance_histogram, survival, tau, truncate
+from remote_payload.tau import (
+    DIALECTS,
+    Walk,
+    acceptance_histogram,
+    short_output_bias,
+    survival,
+    tau,
+    truncate,
+)
 
 BLOCK = 8
 WALKS = [Walk([3, 1, 4], 8), Walk([8], 5), Walk([2], 1)]
@@ -60,3 +69,40 @@ def test_survival_and_histogram_agree_with_tau(found: list[Walk]) -> None:
     assert rounds == sum(len(walk.accept_lengths) for walk in found)
     assert tau(found) == pytest.approx(sum(n * count for n, count in enumerate(histogram, 1)) / rounds)
     assert 1 + sum(survival(found, BLOCK)) == pytest.approx(tau(found))
+
+
+def _renewal(rng: random.Random, limit: int) -> Walk:
+    """A response of `limit` tokens whose rounds are independent: B 16, tau 6.86 (geometric, cut at 16)."""
+    lengths: list[int] = []
+    covered = 1
+    while covered < limit:
+        length = 1
+        while length < 16 and rng.random() < 0.9:
+            length += 1
+        lengths.append(length)
+        covered += length
+    return Walk(lengths, limit)
+
+
+@pytest.mark.parametrize("limit", [32, 64, 128])
+def test_the_estimated_bias_is_the_simulated_one(limit: int) -> None:
+    rng = random.Random(limit)  # noqa: S311 - a simulation, not a secret
+    long_run = tau([_renewal(rng, 40_000) for _ in range(8)])
+    walks = [_renewal(rng, limit) for _ in range(6000)]
+    estimated = short_output_bias(walks)
+    for name, (formula, _) in DIALECTS.items():
+        truth = long_run - 1 if name == "no_bonus" else long_run
+        actual = formula(walks) / truth - 1
+        assert estimated[name] == pytest.approx(actual, abs=0.012), name
+    cut = tau(Walk(truncate(walk), walk.output_tokens) for walk in walks)
+    assert estimated["tau_truncated"] == pytest.approx(cut / long_run - 1, abs=0.012)
+    if limit == 32:
+        zlab, pooled = estimated["zlab"], estimated["tau_truncated"]
+        assert zlab is not None
+        assert pooled is not None
+        assert zlab > 0.05
+        assert pooled < -0.05
+
+
+def test_the_bias_of_outputs_of_one_round_is_not_known() -> None:
+    assert set(short_output_bias([Walk([3], 3)]).values()) == {None}

@@ -1,6 +1,7 @@
 """A process that has imported torch and forks a run of a job at each request, so that tests can kill many.
 
-A request is a line: a JSON object with `folder`, `cache`, and perhaps `log` and `kill_after` (seconds). A line
+A request is a line: a JSON object with `folder`, `cache`, and perhaps `log`, `kill_after` (seconds)
+or `kill_at` (rows on disk). A line
 answers it: the run's exit code, negative for a signal. A run's workers are forked as well. `log` is a file to which the keys of
 every batch are appended before it is computed.
 """
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 
 from remote_payload import shards
-from remote_payload.cli import work_share
 from remote_payload.evaluate import run_job
 from remote_payload.measure import Measuring
 from remote_payload.protocol import Job, canonical_json, read_json, row_key
 from remote_payload.share import Share, bound_to
 from remote_payload.target import Target
+from remote_payload.worker import work_share
 from tests.payload.conftest import MODELS
 
 
@@ -83,6 +84,11 @@ def logged(log: Path) -> None:
     Measuring._batch = batch  # type: ignore[method-assign]
 
 
+def durable_rows(folder: Path) -> int:
+    files = [folder / "rows.jsonl", *folder.glob("shards/*/rows.jsonl")]
+    return max(file.read_bytes().count(b"\n") if file.exists() else 0 for file in files)
+
+
 def requests() -> Iterator[dict[str, Any]]:
     for line in sys.stdin:
         yield json.loads(line)
@@ -108,6 +114,10 @@ def main() -> None:
         run = Forked(work)
         if "kill_after" in request:
             time.sleep(request["kill_after"])
+            run.kill()
+        if "kill_at" in request:
+            while run.poll() is None and durable_rows(Path(request["folder"])) < request["kill_at"]:
+                time.sleep(0.001)
             run.kill()
         print(run.wait(), flush=True)
 

@@ -1,5 +1,5 @@
-# needs tree
-"""Stages a checkpoint: from the tar stream on stdin, or from a folder of this host. All or nothing."""
+# needs tree checkpoint_torch checkpoint_origin
+"""Stages a checkpoint: from the tar stream on stdin, or from files of this host. All or nothing."""
 
 
 def run(arguments):
@@ -12,27 +12,32 @@ def run(arguments):
     with staging(parent, digest) as staged:
         try:
             if arguments.get("local"):
-                copy(expand(arguments["local"]), staged, files)
+                copy(staged, files)
             else:
                 receive(staged, files, "checkpoint")
         except HostError as failure:
             if failure.record["kind"] == "checkpoint":
+                failure.record["changed"] = True
                 failure.record["hint"] = (
                     "it changed while it was sent: wait until it is finished, then run this again"
                 )
             raise
-        seal(staged, {"schema": "orch/manifest/1", "checkpoint": digest, "files": files})
+        kept = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in files.items()}
+        seal(staged, {"schema": "orch/manifest/1", "checkpoint": digest, "files": kept})
         outcome = publish(staged, final)
     return {"path": final, "outcome": outcome}
 
 
-def copy(source, staged, files):
+def copy(staged, files):
     for name, entry in files.items():
         if not safe_path(name):
             raise HostError("checkpoint", f"not a file's name: {name!r}", name)
-        with open(os.path.join(source, name), "rb") as stream:
+        where = origin_file(entry["origin"]) or name
+        try:
+            stream = open_origin(entry["origin"])
+        except FileNotFoundError as error:
+            raise HostError("checkpoint", f"{name} is gone since it was looked at", where) from error
+        with stream:
             write_verified(staged, name, stream, entry, "checkpoint")
             if stream.read(1):
-                raise HostError(
-                    "checkpoint", f"{name} has grown since it was looked at", os.path.join(source, name)
-                )
+                raise HostError("checkpoint", f"{name} has grown since it was looked at", where)

@@ -10,7 +10,7 @@ from orchestrator.compare.load import Source
 from orchestrator.compare.select import select
 from orchestrator.errors import UsageError
 from orchestrator.runs import RunStore, Where
-from remote_payload.protocol import DrafterSpec, Job, TargetSpec, append_lines
+from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec, append_lines
 from tests.orchestrator.compare.folders import drafter_hash, row, write_run
 
 
@@ -70,6 +70,36 @@ def test_a_run_without_results_is_passed_over_and_mentioned(store: RunStore) -> 
     assert selection.notes == ["20260102-b has no results here yet: `orch runs attach 20260102-b`"]
 
 
+def ended(store: RunStore, job_id: str, state: str, reason: str) -> None:
+    path = record(store, job_id, ["final"], rows=False)
+    store.open(path.name).saw(state, State(state, reason=reason))
+
+
+def test_runs_that_failed_for_good_are_ignored_in_one_sentence(store: RunStore) -> None:
+    ended(store, "20260101-old", "failed", "older than the results: nobody asks")
+    first = record(store, "20260102-a", ["final"])
+    ended(store, "20260103-b", "cancelled", "cancelled on request")
+    ended(store, "20260104-c", "failed", "rejected: prompts.jsonl:2: an empty prompt")
+    selection = select([], store, None)
+    assert selection.sources == [Source(first)]
+    (note,) = selection.notes
+    assert note.startswith("20260104-c ended as failed without results (rejected: prompts.jsonl:2: an empty")
+    assert note.endswith("; ignored (2 such runs)")
+
+
+def test_a_run_that_failed_is_refused_by_name_with_its_reason(store: RunStore) -> None:
+    ended(store, "20260101-a", "failed", "rejected: an empty prompt")
+    with pytest.raises(UsageError, match=r"ended as failed without results \(rejected: an empty prompt\)"):
+        select(["20260101-a"], store, None)
+
+
+def test_a_run_that_is_done_and_not_fetched_is_fetched_with_pull(store: RunStore) -> None:
+    ended(store, "20260101-a", "done", "")
+    with pytest.raises(UsageError) as caught:
+        select(["20260101-a"], store, None)
+    assert "orch runs pull 20260101-a" in caught.value.hint
+
+
 def test_runs_are_named_by_id_beginning_label_last_or_folder(store: RunStore, tmp_path: Path) -> None:
     first = record(store, "20260101-a", ["x"], label="night")
     second = record(store, "20260202-b", ["y"])
@@ -118,4 +148,4 @@ def test_a_named_run_without_results_says_how_to_fetch_them(store: RunStore) -> 
     record(store, "20260101-a", ["x"], rows=False)
     with pytest.raises(UsageError) as caught:
         select(["20260101-a"], store, None)
-    assert "orch runs pull 20260101-a" in caught.value.hint
+    assert "orch runs attach 20260101-a" in caught.value.hint
