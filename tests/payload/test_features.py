@@ -20,6 +20,7 @@ from remote_payload.feature_store import FeatureStore
 from remote_payload.features import DiskFeatures, Recomputed, capture_features
 from remote_payload.items import Item
 from remote_payload.memory import Room
+from remote_payload.prefill import states
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.protocol import Job, TargetSpec, iter_jsonl, read_json
 from remote_payload.results import Silent
@@ -27,6 +28,7 @@ from remote_payload.sampling import Sampling
 from remote_payload.target import Target
 from remote_payload.trajectories import Need
 from tests.payload.conftest import MODELS, PROMPTS, Harness
+from tests.payload.families import FAMILIES, Made
 from tests.payload.random_pair import random_target
 from tests.payload.runs import make_job, rows_of, samples_of
 
@@ -217,6 +219,35 @@ def test_the_ends_alone_embed_and_score_as_the_whole_model_does(tmp_path: Path, 
     assert both.ends.stop_ids() == both.whole.stop_ids()
     assert not both.ends.complete
     assert "model" not in vars(both.ends)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_ends_of_every_family_are_those_of_the_whole_model(
+    make: Callable[[str], Made], tmp_path: Path, name: str
+) -> None:
+    made = make(name)
+    assert record_ends(made.target, tmp_path / "ends.json") == ""
+    record = read_record(tmp_path / "ends.json")
+    assert record is not None
+    ends = EndsTarget(record, made.folder, dtype="float32", device=CPU)
+    ids = torch.arange(made.target.vocab_size)
+    hidden = 5 * torch.randn(4, made.target.hidden_size)
+    assert torch.equal(ends.embed(ids), made.target.embed(ids))
+    assert torch.equal(ends.head(hidden), made.target.head(hidden))
+    assert not ends.complete
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_in_chunks_equal_one_pass_in_every_family(make: Callable[[str], Made], name: str) -> None:
+    target = make(name).target
+    sequences = [[3 * i % 251 for i in range(37)], [7, 5, 3]]
+    indices = [0, 1, 3]
+    parts, last = states(target, sequences, indices, chunk=8)
+    for row, sequence in enumerate(sequences):
+        whole, whole_last = target.hidden_states([sequence], indices)
+        scale = float(whole.abs().max())
+        assert (parts[row, : len(sequence)] - whole[0]).abs().max() < 1e-4 * scale
+        assert (last[row, : len(sequence)] - whole_last[0]).abs().max() < 1e-4 * float(whole_last.abs().max())
 
 
 def test_the_whole_model_is_loaded_the_moment_it_is_needed(tmp_path: Path) -> None:
