@@ -371,12 +371,8 @@ def test_a_broken_look_or_pull_counts_as_none_and_is_named(desk: Desk, garbage: 
         (attached.run.path / name).write_text(garbage)
     run = desk.store.resolve("a")
     assert (run.status(), run.pulled()) == ("unsubmitted", None)
-    assert [
-        str(run.path / name) in text for name, text in zip(("seen.json", "pulled.json"), run.damage())
-    ] == [
-        True,
-        True,
-    ]
+    assert str(run.path / "seen.json") in run.damage()[0]
+    assert str(run.path / "pulled.json") in run.damage()[1]
     assert "orch runs attach a" in run.damage()[0]
     assert refresh([run], lambda _: desk.host, lambda _: desk.entry) == {}
     assert run.status() == "done"
@@ -398,3 +394,19 @@ def test_one_broken_record_hides_no_other_run_from_the_list(project: Path, run_o
     assert [run["run"] for run in document["runs"]] == ["a", "b"]
     assert len(document["broken"]) == 4
     assert listed.stderr.count("warning: ") == 4
+
+
+def test_a_pull_from_a_broken_record_names_it_and_the_way_out(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=2")
+    attached.submit()
+    desk.until("a", "done")
+    (desk.folder("a") / "state.json").write_text("null")
+    with pytest.raises(HostFailedError) as caught:
+        attached.pull()
+    assert caught.value.message == f"box: {desk.folder('a') / 'state.json'}: not a JSON object"
+    assert "orch runs cancel a" in caught.value.hint
+    with pytest.raises(HostFailedError, match="broken") as caught:
+        attached.settle()
+    assert "orch runs cancel a" in caught.value.hint
+    assert attached.cancel(grace=1).was == "broken"
+    assert "rows.jsonl" in attached.pull().files
