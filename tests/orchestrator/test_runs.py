@@ -410,3 +410,15 @@ def test_a_pull_from_a_broken_record_names_it_and_the_way_out(desk: Desk) -> Non
     assert "orch runs cancel a" in caught.value.hint
     assert attached.cancel(grace=1).was == "broken"
     assert "rows.jsonl" in attached.pull().files
+
+
+def test_a_job_record_that_is_garbage_on_the_host_is_mended_from_here_by_a_resume(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=5", "pause=0.1")
+    attached.submit()
+    desk.until("a", "running")
+    attached.cancel(grace=1)
+    (desk.folder("a") / "job.json").write_text("[]")
+    assert attached.resume().state in ("queued", "running")
+    desk.until("a", "done")
+    assert protocol.read_json(desk.folder("a") / "job.json") == attached.run.job.to_json()
+    assert len(list(protocol.iter_jsonl(desk.folder("a") / "rows.jsonl"))) == 5
