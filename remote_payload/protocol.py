@@ -186,7 +186,7 @@ def read_json(path: Path) -> Any:
 
 def trim_torn_line(path: Path) -> int:
     """Cuts off a last line that has no end. Returns the number of bytes removed (0 for a sound file)."""
-    if not path.exists():
+    if not path.is_file():
         return 0
     with path.open("r+b") as stream:
         size = stream.seek(0, os.SEEK_END)

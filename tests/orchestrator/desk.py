@@ -85,7 +85,7 @@ class Desk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.workdir = root / "host" / "orch"
-        fake_tree.build(self.workdir / "releases" / RELEASE)
+        fake_tree.seal(fake_tree.build(self.workdir / "releases" / RELEASE))
         self.host = FaultyHost(LocalHost("box", root / "host"))
         import sys
 

@@ -626,3 +626,12 @@ def test_a_job_with_a_garbage_state_is_resumed_once_nobody_supervises_it(desk: D
     assert desk.ask("resume", desk.dir("a"))["ok"]
     assert desk.until("a", "done", "failed")["state"] == "done"
     assert [row["row"] for row in desk.rows("a")] == list(range(5))
+
+
+def test_a_file_in_the_workers_way_is_named_first(desk: Desk) -> None:
+    desk.launch("a", "rows=2", "pause=0.3")
+    (desk.jobs / "a" / "events.jsonl").mkdir()
+    assert (
+        desk.until("a", "failed", "done")["reason"]
+        == f"the worker ended with exit code 1: {desk.jobs / 'a' / 'events.jsonl'}: Is a directory"
+    )
