@@ -23,7 +23,7 @@ from remote_payload.supervise import processes
 from tests.payload import fake_tree
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Waits until something is so, and returns it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
