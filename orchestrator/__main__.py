@@ -1,5 +1,23 @@
-"""`python -m orchestrator` is `orch`."""
+"""`python -m orchestrator` is `orch`: the console script, which an interruption ends quietly from the start."""
 
-from orchestrator.cli.main import run
+from __future__ import annotations
 
-run()
+import os
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the program."""
+    try:
+        from orchestrator.cli.main import run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.stderr.flush()
+        os._exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointRejectedError",
     "ConfigError",
     "HostFailedError",
+    "InternalError",
     "LinkError",
     "NegativeAnswerError",
     "NotComparableError",
@@ -45,6 +46,12 @@ class NegativeAnswerError(OrchError):
     """The command worked and the answer is no (worse than the baseline, a fault was found)."""
 
     exit_code = 1
+
+
+class InternalError(OrchError):
+    """A fault of orch itself."""
+
+    exit_code = 70
 
 
 class UsageError(OrchError):

@@ -62,7 +62,8 @@ def eval_main(argv: Sequence[str]) -> int:
         code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch")
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
-        sys.stdout.write(_table(read_json(folder / "summary.json")))
+        summary = read_json(folder / "summary.json")
+        sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
 
 
@@ -235,6 +236,14 @@ def _table(summary: dict[str, Any]) -> str:
             lines.append(f"{_plain(drafter['label']):32} {shape:12} {value:>8} {entry['rounds']:>8}")
     lines += [f"refused: {_plain(r['label'])}: {_plain(r['reason'])}" for r in summary["rejected"]]
     return "\n".join(lines) + "\n"
+
+
+def _engine_reports(summary: dict[str, Any]) -> str:
+    """What live decoding found about itself and replay, if it ran."""
+    from remote_payload.engines.parity import reports_as_text
+
+    lines = reports_as_text(summary).splitlines()
+    return "".join(f"{_plain(line)}\n" for line in lines)
 
 
 def _plain(text: str) -> str:

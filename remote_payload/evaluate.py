@@ -11,23 +11,27 @@ import contextlib
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from remote_payload.engines.live import check_convention, check_shape, make_verifier
+from remote_payload.engines.live.rows import LiveMeasuring
+from remote_payload.engines.live.verify import Verifier
+from remote_payload.engines.parity import engine_reports
 from remote_payload.errors import CheckpointError, InputError
 from remote_payload.fingerprint import model_hash, template_hash
-from remote_payload.items import capture_features, continue_prompts
+from remote_payload.items import Item, capture_features, continue_prompts
 from remote_payload.measure import Measurement, Measuring
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Tokenizing, read_prompts
 from remote_payload.protocol import SUMMARY_SCHEMA, Job, write_json
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
-from remote_payload.shapes import parse_shapes
+from remote_payload.shapes import Chain, parse_shapes
 from remote_payload.summary import bias_notes, summarize
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
@@ -35,6 +39,9 @@ from remote_payload.trajectories import Need, TrajectoryStore
 __all__ = ["EXIT_REJECTED", "run_job"]
 
 EXIT_REJECTED = InputError.exit_code
+
+_ENGINES = {"replay": ("replay",), "live": ("live",), "both": ("replay", "live")}
+"""A job's `engine` -> the engines that run; the first one's rows make the summary's figures."""
 
 
 def run_job(job: Job, folder: Path, cache: Path) -> int:
@@ -58,13 +65,17 @@ def run_job(job: Job, folder: Path, cache: Path) -> int:
 def _check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
     fixed = {
-        "engine": (job.engine, "replay"),
         "acceptance": (job.acceptance, "exact"),
         "features": (job.features, "ram"),
     }
     for name, (asked, available) in fixed.items():
         if asked != available:
             raise InputError(f"{name} {asked!r} is not in this payload; {available!r} is")
+    if job.engine not in _ENGINES:
+        raise InputError(f"engine {job.engine!r} is not in this payload; {', '.join(_ENGINES)} are")
+    if "live" in _ENGINES[job.engine]:
+        for shape in parse_shapes(job.shapes):
+            check_shape(shape)
     for name, value in (
         ("max_new_tokens", job.max_new_tokens),
         ("samples_per_prompt", job.samples_per_prompt),
@@ -98,11 +109,14 @@ class _Evaluation:
             torch.set_num_threads(self.job.threads)
         prompts = read_prompts(self.folder / self.job.prompts)
         self.candidates, self.refused = plan_drafters(self.job)
+        if "live" in _ENGINES[self.job.engine]:
+            self._drop_what_cannot_run_live()
         if self.candidates:
             target, target_hash = self._load_target()
             self._drop_misfits(target)
             if self.candidates:
                 self._measure(target, target_hash, prompts)
+            self.notes += target.notes
         for refusal in self.refused:
             self.progress.say(refusal.reason, phase="rejected", drafter=refusal.label)
         self._write_summary()
@@ -124,6 +138,13 @@ class _Evaluation:
         self.progress.step("load_target", 1, 1)
         return target, identity
 
+    def _drop_what_cannot_run_live(self) -> None:
+        for candidate in list(self.candidates):
+            try:
+                check_convention(candidate.convention)
+            except CheckpointError as error:
+                self._refuse(candidate, error)
+
     def _drop_misfits(self, target: Target) -> None:
         for candidate in list(self.candidates):
             try:
@@ -139,6 +160,7 @@ class _Evaluation:
 
     def _measure(self, target: Target, target_hash: str, prompts: list[Any]) -> None:
         job = self.job
+        verifier = self._verifier(target)
         tokenizer = target.tokenizer()
         tokenizing = Tokenizing(tokenizer, target.vocab_size, enable_thinking=job.enable_thinking)
         stops = target.stop_ids() if job.stop_ids is None else job.stop_ids
@@ -166,6 +188,13 @@ class _Evaluation:
             "items": len(items),
         }
         of = Measurement(job, target_hash, template, need, self.sampling, self.shapes)
+        if "replay" in _ENGINES[job.engine]:
+            self._replay(of, target, items, tokenizer)
+        if verifier is not None:
+            self._live(replace(of, engine="live"), target, verifier, items)
+
+    def _replay(self, of: Measurement, target: Target, items: list[Item], tokenizer: Any) -> None:
+        job = self.job
         measuring = Measuring(of, self.results, self.progress, tokenizer)
         waiting = [c for c in self.candidates if not all(measuring.done(c, item) for item in items)]
         if not waiting:
@@ -188,6 +217,21 @@ class _Evaluation:
                 except CheckpointError as error:
                     self._refuse(candidate, error)
         self.notes += measuring.notes
+
+    def _verifier(self, target: Target) -> Verifier | None:
+        """Returns what runs the target live, if it is to run: one that cannot is refused before any work."""
+        if "live" not in _ENGINES[self.job.engine]:
+            return None
+        return make_verifier(target, trees=any(shape.name != Chain.name for shape in self.shapes))
+
+    def _live(self, of: Measurement, target: Target, verifier: Verifier, items: list[Item]) -> None:
+        measuring = LiveMeasuring(of, self.results, self.progress, target, verifier)
+        for candidate in list(self.candidates):
+            with self._timed(f"live {candidate.spec.label}"):
+                try:
+                    measuring.run(candidate, items)
+                except CheckpointError as error:
+                    self._refuse(candidate, error)
 
     def _path_identity(self, target: Target, target_hash: str) -> dict[str, Any]:
         """Returns what the recorded path depends on besides the prompt."""
@@ -212,7 +256,15 @@ class _Evaluation:
 
     def _write_summary(self) -> None:
         job = self.job
-        drafters = summarize(self.results.rows(), tail=job.tail)
+        rows = self.results.rows()
+        by_engine = {
+            engine: summarize((row for row in rows if row.engine == engine), tail=job.tail)
+            for engine in _ENGINES[job.engine]
+        }
+        drafters = by_engine[_ENGINES[job.engine][0]]
+        reports = engine_reports(rows, self.folder) if "live" in by_engine else {}
+        if len(by_engine) > 1:
+            reports["live"] = by_engine["live"]
         record = {
             "schema": SUMMARY_SCHEMA,
             "job_id": job.job_id,
@@ -235,7 +287,7 @@ class _Evaluation:
             "threads": torch.get_num_threads(),
             "host": platform.node(),
         }
-        write_json(self.folder / "summary.json", record | self.facts)
+        write_json(self.folder / "summary.json", record | self.facts | reports)
 
 
 def _device(name: str) -> torch.device:

@@ -36,6 +36,7 @@ class Measurement:
     need: Need
     sampling: Sampling
     shapes: tuple[Shape, ...]
+    engine: str = "replay"
 
     def identity(self, candidate: Candidate, item: Item, shape: str) -> dict[str, Any]:
         """Returns the key fields of a row (`protocol.Row.KEY_FIELDS`)."""
@@ -47,7 +48,7 @@ class Measurement:
             "turn": item.prompt.turn,
             "sample": item.trajectory.sample,
             "shape": shape,
-            "engine": job.engine,
+            "engine": self.engine,
             "temperature": job.temperature,
             "top_p": job.top_p,
             "top_k": job.top_k,

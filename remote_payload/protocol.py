@@ -20,7 +20,9 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +50,7 @@ __all__ = [
     "canonical_path",
     "file_sha256",
     "iter_jsonl",
+    "naming",
     "new_job_id",
     "read_json",
     "sha256_hex",
@@ -78,7 +81,7 @@ _T = TypeVar("_T")
 
 
 class ProtocolError(ValueError):
-    """A file of the contract is missing a field, has an unknown one, or is of another version."""
+    """A file of the contract is no such record: not JSON, not an object, a wrong field, another version."""
 
 
 # --------------------------------------------------------------------------- canonical forms and hashes
@@ -129,6 +132,17 @@ def canonical_path(path: str) -> str:
 # --------------------------------------------------------------------------- durable files
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts a file's name into an OSError that has none: a failed write or fsync does not say of what."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def sync_directory(folder: Path) -> None:
     """Makes a rename or a new name in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -142,7 +156,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Replaces a file so that a reader sees the old content or the new one, never a part of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as stream:
+        with naming(path), temporary.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -158,12 +172,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
+def _parse(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested without end
+        raise ProtocolError(f"{where}: not valid JSON ({error})") from error
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file; a broken one raises ProtocolError that names it."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ProtocolError(f"{path}: not valid JSON ({error})") from error
+    return _parse(path.read_bytes(), str(path))
 
 
 def trim_torn_line(path: Path) -> int:
@@ -193,7 +211,7 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(canonical_json(record) + "\n" for record in records)
     if not text:
         return
-    with path.open("ab") as stream:
+    with naming(path), path.open("ab") as stream:
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
@@ -211,10 +229,7 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(stream, 1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise ProtocolError(f"{path}:{number}: not valid JSON ({error})") from error
+            record = _parse(line, f"{path}:{number}")
             if not isinstance(record, dict):
                 raise ProtocolError(f"{path}:{number}: not a JSON object")
             yield record
@@ -244,10 +259,12 @@ def verify_manifest(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 # --------------------------------------------------------------------------- records
 
 
-def check_schema(record: Mapping[str, Any], expected: str, where: str = "") -> None:
-    """Accepts a record of this version of its schema or the one before; raises ProtocolError otherwise."""
-    found = record.get("schema")
+def check_schema(record: Any, expected: str, where: str = "") -> None:
+    """Accepts an object of this version of its schema or the one before; raises ProtocolError otherwise."""
     family, _, version = expected.rpartition("/")
+    if not isinstance(record, Mapping):
+        raise ProtocolError(f"{where or family}: not a JSON object")
+    found = record.get("schema")
     allowed = {expected, f"{family}/{int(version) - 1}"} if int(version) > 1 else {expected}
     if found not in allowed:
         raise ProtocolError(
@@ -255,7 +272,34 @@ def check_schema(record: Mapping[str, Any], expected: str, where: str = "") -> N
         )
 
 
-def _from_mapping(cls: type[_T], record: Mapping[str, Any], where: str) -> _T:
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "list": (list,),
+    "dict": (dict,),
+    "None": (type(None),),
+}
+
+
+@cache
+def _field_types(cls: type) -> dict[str, tuple[type, ...]]:
+    """Returns what JSON may hold in each field of a record; a field of a record's own type is not listed."""
+    found = {}
+    for one in fields(cls):
+        parts = [part.partition("[")[0] for part in str(one.type).split(" | ")]
+        if all(part in _JSON_TYPES for part in parts):
+            found[one.name] = tuple(kind for part in parts for kind in _JSON_TYPES[part])
+    return found
+
+
+def _from_mapping(cls: type[_T], record: Any, where: str) -> _T:
+    if not isinstance(record, Mapping):
+        raise ProtocolError(f"{where}: not a JSON object")
+    for name, allowed in _field_types(cls).items():  # type: ignore[arg-type]
+        if name in record and type(record[name]) not in allowed:
+            raise ProtocolError(f"{where}: {name} is {str(record[name])[:80]!r}, which it cannot be")
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(record) - known - {"schema"})
     if unknown:
@@ -357,6 +401,8 @@ class Job:
         check_schema(record, JOB_SCHEMA, where)
         plain = dict(record)
         plain["target"] = _from_mapping(TargetSpec, plain.get("target") or {}, f"{where}: target")
+        if not isinstance(plain.get("drafters") or [], list):
+            raise ProtocolError(f"{where}: drafters is not a list")
         plain["drafters"] = [
             _from_mapping(DrafterSpec, item, f"{where}: drafters[{index}]")
             for index, item in enumerate(plain.get("drafters") or [])

@@ -5,6 +5,7 @@ Results go to stdout, talk to stderr. With `--json` stdout holds one JSON docume
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -69,8 +70,12 @@ def stderr_console() -> Console:
 def talk(message: str, *, quiet: bool = False) -> None:
     """Says something on stderr, as plain text: no markup is read from it."""
     if not quiet:
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(message + "\n")
+            sys.stderr.flush()
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal that hung up: nobody is there to be told
+                raise
 
 
 def emit_json(document: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.ending import stop_code
 from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
@@ -262,9 +263,9 @@ def _submit_and_follow(attached: AttachedRun, *, detach: bool, as_json: bool, qu
             return
         last = watch(attached, quiet=quiet)
         outcome = conclude(attached, last)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stop_code(stop)) from None
     show_outcome(outcome, schema=SCHEMA, as_json=as_json, quiet=quiet)
 
 

@@ -11,9 +11,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
+
+from orchestrator.cli.ending import PassedError, catch_signals, end
 
 __all__ = ["COMMANDS", "build_app", "run"]
 
@@ -38,6 +41,19 @@ COMMANDS = (
 )
 
 
+class _Program(TyperGroup):
+    """The program's group of commands: what typer would end by its own rules comes through to `run`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except typer.Abort as error:  # Ctrl-C or the end of input at a question
+            raise PassedError(KeyboardInterrupt()) from error
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise PassedError(error) from error
+
+
 def build_app(words: Sequence[str] | None = None) -> typer.Typer:
     """Makes the program.
 
@@ -47,6 +63,7 @@ def build_app(words: Sequence[str] | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="orch",
+        cls=_Program,
         no_args_is_help=True,
         pretty_exceptions_show_locals=False,
         rich_markup_mode=None,
@@ -92,23 +109,14 @@ def _program(
 
 def run() -> None:
     """The console script: runs a command, maps what it raises to an exit code (README: exit codes)."""
-    from orchestrator.errors import OrchError
-
-    completing = any(name.endswith("_COMPLETE") for name in os.environ)
-    app = build_app(None if completing else sys.argv[1:])
+    catch_signals()
     try:
-        app()
-    except OrchError as error:
-        from orchestrator.cli.common import fail
-
-        fail(error, as_json="--json" in sys.argv)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`orch runs ls | head`); nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        completing = any(name.endswith("_COMPLETE") for name in os.environ)
+        build_app(None if completing else sys.argv[1:])()
+    except PassedError as passed:
+        end(passed.error)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every error gets its exit code
+        end(error)
 
 
 if __name__ == "__main__":

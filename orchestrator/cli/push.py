@@ -171,6 +171,11 @@ def _push_all(
     except KeyboardInterrupt:
         for connection in opened:  # a closed connection ends the thread that waits on it
             connection.close()
+        if open_ends := [entry.name for entry in entries if entry.name not in outcomes and not dry_run]:
+            talk(
+                f"\nnot known of {', '.join(open_ends)}: `current` there is the release from before or the new one, "
+                f"whole in either case\n  next: `orch push {' '.join(open_ends)}` settles it"
+            )
         raise
     finally:
         steps.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.common import InventoryOption, open_inventory, talk
+from orchestrator.cli.ending import stop_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,9 +58,9 @@ def logs(
     with opened_run(inventory, run.job_id) as attached:
         try:
             _copy_log(attached, out, follow)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             say_how_to_come_back(attached)
-            raise typer.Exit(130) from None
+            raise typer.Exit(stop_code(stop)) from None
 
 
 class _LogWriter:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.ending import stop_code
 from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
         "state": "unreachable" if fault else run.status(),
         "last_known_state": run.status(),
         "fault": fault or "",
-        "reason": seen.state.reason if seen and seen.state else "",
+        "reason": seen.reason if seen else "",
         "created": run.job.created,
         "suite": run.job.suite,
         "target": run.job.target.name,
@@ -89,6 +90,7 @@ def ls(
 
     found = open_inventory(inventory)
     runs, broken = RunStore(found.folder).all()
+    broken += [text for run in runs for text in run.damage()]
     faults: dict[str, str] = {}
     if not offline:
         with Links(found) as links:
@@ -135,6 +137,8 @@ def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
     from orchestrator.text import printable
 
     run = RunStore(open_inventory(inventory).folder).resolve(name)
+    for text in run.damage():
+        talk(f"warning: {printable(text)}")
     outcome = read_outcome(run)
     if as_json:
         _emit_run(
@@ -176,9 +180,9 @@ def _follow_to_end(attached: AttachedRun, *, as_json: bool, quiet: bool) -> None
             quiet=quiet or as_json,
         )
         outcome = conclude(attached, watch(attached, quiet=quiet or as_json, seen=seen))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stop_code(stop)) from None
     show_outcome(outcome, schema=EVAL_SCHEMA, as_json=as_json, quiet=quiet)
 
 
@@ -251,9 +255,12 @@ def rm(
 
     store = RunStore(open_inventory(inventory).folder)
     run = store.resolve(name)
-    if not force and run.status() not in ENDED:
+    seen = run.seen()
+    alive = seen is not None and seen.verdict == "lost" and bool(seen.left)
+    if not force and (alive or run.status() not in ENDED):
+        still = f", and {seen.reason}" if seen is not None and alive else ""
         raise UsageError(
-            f"run {run.job_id} is {run.status()} by the record: without it you cannot come back to the job",
+            f"run {run.job_id} is {run.status()} by the record{still}: without it you cannot come back to the job",
             f"end it first: `orch runs cancel {run.job_id}`, or pass --force",
         )
     about = {"schema": RUN_SCHEMA, **_describe(run), "removed": True}

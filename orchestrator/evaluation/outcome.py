@@ -40,6 +40,7 @@ class Outcome:
     drafters: tuple[dict[str, Any], ...] = ()
     rejected: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    left: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields for a JSON document."""
@@ -53,6 +54,7 @@ class Outcome:
             "drafters": list(self.drafters),
             "rejected": list(self.rejected),
             "notes": list(self.notes),
+            "left": list(self.left),
         }
 
     def error(self) -> OrchError | None:
@@ -71,17 +73,28 @@ class Outcome:
         if self.reason.startswith("rejected: "):
             return CheckpointRejectedError(f"{self.host}: {self.reason}", self._log_hint(), run=self.run_id)
         why = f": {self.reason}" if self.reason and self.verdict != "cancelled" else ""
-        again = f"`orch runs resume {self.run_id}` goes on where it stopped"
         return HostFailedError(
             f"job {self.run_id} {_ENDS.get(self.verdict, self.verdict)} on {self.host}{why}",
-            again if self.verdict in ("cancelled", "lost") else f"{self._log_hint()}; {again}",
+            self._way_on(),
             run=self.run_id,
             state=self.verdict,
+            left=list(self.left),
         )
+
+    def _way_on(self) -> str:
+        again = f"`orch runs resume {self.run_id}` goes on where it stopped"
+        if self.left:
+            again = f"`orch runs resume {self.run_id}` takes over, `orch runs cancel {self.run_id}` ends it"
+        if self.reason.startswith(_FULL):
+            return f"free space there, then {again}"
+        return again if self.verdict in ("cancelled", "lost") else f"{self._log_hint()}; {again}"
 
     def _log_hint(self) -> str:
         return f"`orch runs logs {self.run_id}` shows what it printed"
 
+
+_FULL = ("the disk is full", "the quota is used up", "a disk is full")
+"""How the supervisor begins the reason of a job that found no room."""
 
 _ENDS = {
     "failed": "failed",
@@ -128,19 +141,19 @@ def _pull_patiently(attached: AttachedRun) -> None:
 def read_outcome(run: Run) -> Outcome:
     """Reads the outcome of a run from its record."""
     seen, pulled = run.seen(), run.pulled()
-    state = seen.state if seen else None
     summary = _summary(run)
     rejected = ({**item, "reason": _as_typed(item["reason"], run)} for item in summary.get("rejected") or ())
     return Outcome(
         run_id=run.job_id,
         host=run.where.host,
-        verdict=run.status(),
-        reason=_as_typed(state.reason, run) if state else "",
+        verdict=seen.verdict if seen else "unsubmitted",
+        reason=_as_typed(seen.reason, run) if seen else "",
         folder=str(run.path),
         complete=bool(pulled and pulled.complete),
         drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
         rejected=tuple(rejected),
         notes=(*(summary.get("notes") or ()), *_leaks(run)) if summary.get("drafters") else (),
+        left=seen.left if seen and seen.verdict == "lost" else (),
     )
 
 

@@ -1,7 +1,8 @@
 """A host behind SSH: one session, opened at first use, kept, and shared by all its programs.
 
 What always holds: the host key of every hop is verified by `verify` before anything is sent; every step has
-a deadline; each failure is a LinkError that names host, address and stage. Nothing of fabric or paramiko is
+a deadline; each failure is a LinkError that names host, address and stage. A closed host stays closed: whoever
+still uses it, in whatever thread, gets a LinkError and opens nothing. Nothing of fabric or paramiko is
 imported before the first connection.
 """
 
@@ -55,6 +56,7 @@ class SshHost:
         self.connections = 0
         self._lock = threading.RLock()
         self._connection: Connection | None = None
+        self._closed = False
 
     @property
     def name(self) -> str:
@@ -101,11 +103,16 @@ class SshHost:
             )
 
     def close(self) -> None:
-        """Closes the session and those of its gateways."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.client.close()
-                self._connection = None
+        """Closes the session and those of its gateways, for good."""
+        self._closed = True
+        # Whoever opens the session now holds the lock, maybe for long; it looks at the flag when it stands.
+        if self._lock.acquire(timeout=0.2):
+            try:
+                if self._connection is not None:
+                    self._connection.client.close()
+                    self._connection = None
+            finally:
+                self._lock.release()
         if self.gateway is not None:
             self.gateway.close()
 
@@ -113,10 +120,11 @@ class SshHost:
         """Returns the open session, opening it (again) if need be.
 
         Raises:
-            LinkError: the host cannot be reached, or it or the user was not accepted.
+            LinkError: the host cannot be reached, or it or the user was not accepted, or `close` was called.
         """
         load_fabric()
         with self._lock:
+            self._check_open()
             if self._connection is not None and not self._connection.transport.is_active():
                 self._connection.client.close()
                 self._connection = None
@@ -149,7 +157,17 @@ class SshHost:
             self.requests += 1
         return Exec(transport, command_line(argv, env), timeout)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkError(
+                f"{self.name} ({self.endpoint.where}): the connection was closed here",
+                "run the command again",
+                host=self.name,
+                stage="closed",
+            )
+
     def _connect(self) -> Connection:
+        self._check_open()
         from fabric import Config, Connection
         from paramiko.config import SSHConfig
 
@@ -177,6 +195,7 @@ class SshHost:
             )
             connection.client.set_missing_host_key_policy(_StrictPolicy(endpoint))
             connection.open()
+            self._check_open()
         except BaseException as error:
             if connection is not None:
                 connection.client.close()

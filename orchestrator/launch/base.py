@@ -65,7 +65,8 @@ class Observation:
     """One look at a job.
 
     `verdict` is the state that its own record names, or `unstarted`, `absent`, `broken` (its record cannot
-    be read: see `fault`), or `lost` (its supervisor is gone and wrote no end). `now` is the host's clock.
+    be read: see `fault`), or `lost` (its supervisor is gone and wrote no end; `left` are its processes that
+    live on, `fault` says whether the disk is full). `now` is the host's clock.
     """
 
     handle: Handle

@@ -98,6 +98,7 @@ class ProcessLauncher:
     def send(self, handle: Handle, have: Mapping[str, str]) -> Iterator[bytes]:
         """Streams a job's results, less those that `have` (name -> hash) names; `runs.pull` reads it."""
         arguments = {
+            "workdir": self.entry.workdir,
             "roots": self._roots(handle, pinned=False),
             "send": self.job_dir(handle.job_id),
             "have": dict(have),
@@ -118,6 +119,7 @@ class ProcessLauncher:
         pinned: bool = False,
     ) -> dict[str, Any]:
         arguments = {
+            "workdir": self.entry.workdir,
             "roots": self._roots(handle, pinned=pinned),
             "argv": list(words),
             "env": {**_ENVIRONMENT, **self.entry.env},
@@ -159,6 +161,7 @@ def _observation(handle: Handle, record: Mapping[str, Any], now: float) -> Obser
         cursor=Cursor(**record["cursor"]),
         more=bool(record["more"]),
         left=tuple(record["left"]),
+        fault=record.get("fault", ""),
         now=now,
     )
 

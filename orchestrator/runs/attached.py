@@ -55,7 +55,7 @@ class AttachedRun:
     def look(self, cursor: Cursor = START) -> Observation:
         """Looks at the job once and notes what was seen."""
         seen = self.launcher.poll([self.handle], {self.handle.job_id: cursor})[0]
-        self.run.saw(seen.verdict, seen.state)
+        self.run.saw(seen.verdict, seen.state, seen.fault, seen.left)
         return seen
 
     def settle(self) -> Observation:
@@ -65,12 +65,19 @@ class AttachedRun:
             self.submit()
             seen = self.look(Cursor(log=-1))
         if seen.verdict in ("absent", "broken"):
-            raise HostFailedError(
-                f"{self.handle.host}: the folder of job {self.run.job_id} is {seen.verdict}"
-                + (f" ({seen.fault})" if seen.fault else ""),
-                f"what was pulled is in {self.run.path}; to run it again: `orch eval`",
-            )
+            raise self._no_folder(seen)
         return seen
+
+    def _no_folder(self, seen: Observation) -> HostFailedError:
+        job_id = self.run.job_id
+        hint = f"what was pulled is in {self.run.path}; to run it again: `orch eval`"
+        if seen.verdict == "broken":
+            hint = f"`orch runs cancel {job_id}` ends what is left of it, then `orch runs resume {job_id}` goes on"
+        return HostFailedError(
+            f"{self.handle.host}: the folder of job {job_id} is {seen.verdict}"
+            + (f" ({seen.fault})" if seen.fault else ""),
+            hint,
+        )
 
     def _has_ended_before(self) -> bool:
         seen = self.run.seen()

@@ -49,9 +49,12 @@ def refresh(
             asked.append([AttachedRun(run, host, about) for run in members])
         except OrchError as error:
             faults.update({run.job_id: error.message for run in members})
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         for answer in pool.map(_ask, asked):
             faults.update(answer)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interruption waits for no host
     return faults
 
 
@@ -64,5 +67,5 @@ def _ask(members: list[AttachedRun]) -> dict[str, str]:
     except OrchError as error:
         return {handle.job_id: error.message for handle in handles}
     for member, look in zip(members, seen, strict=True):
-        member.run.saw(look.verdict, look.state)
+        member.run.saw(look.verdict, look.state, look.fault, look.left)
     return {}

@@ -6,7 +6,8 @@ What always holds:
   (`job.json`, its prompts, `where.json`), before anything is started on a host: a client that is killed at
   any moment can come back.
 * `seen.json` is the last thing known of the job and may be out of date; `pulled.json` says which result
-  files were verified, when and from where. Both are replaced atomically.
+  files were verified, when and from where. Both are replaced atomically. One that cannot be read counts as not
+  there (looking again or pulling again writes it anew) and `Run.damage` names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import (
@@ -28,8 +29,10 @@ from remote_payload.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+_T = TypeVar("_T")
 
 __all__ = ["PULLED_SCHEMA", "Pulled", "Run", "RunStore", "Seen", "Where"]
 
@@ -50,11 +53,25 @@ class Where:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last look at a job: its verdict and state, and when (by this machine's clock)."""
+    """The last look at a job: its verdict and state, and when (by this machine's clock).
+
+    Of a lost job, `left` are the processes that lived on and `note` is what else the host said.
+    """
 
     verdict: str
     at: float
     state: State | None = None
+    note: str = ""
+    left: tuple[int, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why the job stands where it does, in words; empty where there is nothing to say."""
+        if self.verdict != "lost":
+            return self.state.reason if self.state else ""
+        pids = ", ".join(map(str, self.left))
+        lives = f"its worker still runs (pid {pids})" if pids else ""
+        return "; ".join(part for part in (self.note, lives) if part)
 
 
 @dataclass(frozen=True)
@@ -83,29 +100,62 @@ class Run:
         return self.job.job_id
 
     def seen(self) -> Seen | None:
-        """Returns the last look at the job, if there was one."""
+        """Returns the last look at the job, if there was one that can be read."""
+        return _if_sound(self._seen)
+
+    def _seen(self) -> Seen | None:
         path = self.path / "seen.json"
-        if not path.is_file():
+        if not path.exists():
             return None
         record = _read(path, SEEN_SCHEMA)
-        state = State.from_json(record["state"], str(path)) if record.get("state") else None
-        return Seen(record["verdict"], record["at"], state)
+        try:
+            state = State.from_json(record["state"], str(path)) if record.get("state") else None
+            left = tuple(int(pid) for pid in record.get("left") or ())
+            return Seen(str(record["verdict"]), float(record["at"]), state, str(record.get("note", "")), left)
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            raise ResultsError(f"{path}: no record of a look ({error!r})") from error
 
-    def saw(self, verdict: str, state: State | None) -> None:
-        """Records a look at the job."""
-        record = {"schema": SEEN_SCHEMA, "verdict": verdict, "at": time.time()}
+    def saw(
+        self, verdict: str, state: State | None, note: str | None = None, left: tuple[int, ...] | None = None
+    ) -> None:
+        """Records a look at the job; a `note` or `left` that this look did not ask for (None) is kept."""
+        before = self.seen()
+        same = before if before is not None and before.verdict == verdict else Seen(verdict, 0.0)
+        record = {
+            "schema": SEEN_SCHEMA,
+            "verdict": verdict,
+            "at": time.time(),
+            "note": same.note if note is None else note,
+            "left": same.left if left is None else left,
+        }
         write_json(self.path / "seen.json", {**record, "state": state.to_json() if state else None})
 
     def pulled(self) -> Pulled | None:
-        """Returns what was brought back, if anything was."""
+        """Returns what was brought back, if anything was and the record of it can be read."""
+        return _if_sound(self._pulled)
+
+    def _pulled(self) -> Pulled | None:
         path = self.path / "pulled.json"
-        if not path.is_file():
+        if not path.exists():
             return None
         record = _read(path, PULLED_SCHEMA)
         try:
-            return Pulled(**{key: value for key, value in record.items() if key != "schema"})
+            found = Pulled(**{key: value for key, value in record.items() if key != "schema"})
         except TypeError as error:
-            raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {self.job_id}`") from error
+            raise ResultsError(f"{path}: {error}") from error
+        if not isinstance(found.files, dict) or not isinstance(found.problems, list):
+            raise ResultsError(f"{path}: no record of a pull")
+        return found
+
+    def damage(self) -> list[str]:
+        """Returns a sentence for each record of this run that is there and cannot be read."""
+        found = []
+        for read, mend in ((self._seen, "attach"), (self._pulled, "pull")):
+            try:
+                read()
+            except ResultsError as error:
+                found.append(f"{error.message}; `orch runs {mend} {self.job_id}` writes it anew")
+        return found
 
     def files(self) -> dict[str, bytes]:
         """Returns what goes to the host with the job."""
@@ -197,6 +247,13 @@ class RunStore:
         if not self.folder.is_dir():
             return []
         return sorted(p.name for p in self.folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _if_sound(read: Callable[[], _T | None]) -> _T | None:
+    try:
+        return read()
+    except ResultsError:  # `Run.damage` says it; every command that shows runs does
+        return None
 
 
 def _read(path: Path, schema: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ log-probability and then by token id, whatever order a kernel returned ties in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = ["NEAR_TIE", "Accepted", "Draft", "Shape"]
+__all__ = ["NEAR_TIE", "Accepted", "Draft", "Proposal", "Proposing", "Shape"]
 
 NEAR_TIE = 1e-4
 """A gap (in logits) below which float32 rounding could turn a decision."""
@@ -36,6 +36,25 @@ class Accepted(NamedTuple):
     near_tie: bool
 
 
+class Proposal(NamedTuple):
+    """What a verifier runs: a tree of draft tokens; node 0 is the anchor, with parent -1, depth 0, token -1.
+
+    Parents come before their children, siblings differ in their tokens. `gaps[d]` is the smallest difference
+    in log-probability that decided what is proposed at depth d + 1: a round that accepted a drafts hangs on
+    the first a + 1 of them.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    gaps: list[float]
+
+    @property
+    def is_path(self) -> bool:
+        """Whether every node follows the one before it."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+
 class Shape(Protocol):
     """The interface of a draft shape; `parse_shape` makes one from its name."""
 
@@ -57,3 +76,11 @@ class Shape(Protocol):
 
     def bound(self, block_size: int) -> int:
         """Returns the largest possible length of a round."""
+
+
+@runtime_checkable
+class Proposing(Shape, Protocol):
+    """A shape that a verifier can run. One without `propose` is an oracle: replay only."""
+
+    def propose(self, draft: Draft) -> Proposal:
+        """Returns the draft tokens to verify."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft
+from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft, Proposal
 
 __all__ = ["Chain"]
 
@@ -25,6 +25,13 @@ class Chain:
                 break
             length += 1
         return Accepted(length, tie)
+
+    def propose(self, draft: Draft) -> Proposal:
+        """Returns the path of the best candidates."""
+        best = draft.ids[:, 0].tolist()
+        gaps = (draft.logprobs[:, 0] - draft.logprobs[:, 1]).tolist() if draft.logprobs.shape[1] > 1 else []
+        nodes = len(best) + 1
+        return Proposal([-1, *best], list(range(-1, nodes - 1)), list(range(nodes)), gaps)
 
     def bound(self, block_size: int) -> int:
         """Returns B."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft
+from remote_payload.shapes.base import NEAR_TIE, Accepted, Draft, Proposal
 
 __all__ = ["DDTree", "Tree", "build_tree"]
 
@@ -95,6 +95,11 @@ class DDTree:
                 break
             node = following
         return Accepted(tree.depths[node] + 1, tree.margin < NEAR_TIE)
+
+    def propose(self, draft: Draft) -> Proposal:
+        """Returns the tree; which nodes it has is one decision, so its margin stands for every depth."""
+        tree = build_tree(draft, self.budget)
+        return Proposal(tree.tokens, tree.parents, tree.depths, [tree.margin])
 
     def bound(self, block_size: int) -> int:
         """Returns min(B, N + 1)."""

@@ -1,7 +1,7 @@
 """Ending a job, with proof.
 
 What always holds: after a cancel that reports no process in `left`, no process of this user carries the
-job's tag. A supervisor that lives ends its own job and writes its own record; only where it is dead or does
+job's tag, also where the job's files cannot be read: they are looked at, never relied on. A supervisor that lives ends its own job and writes its own record; only where it is dead or does
 not answer does the canceller take the job's lock and write the record in its place.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from remote_payload import protocol
-from remote_payload.supervise import processes
-from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, identity, lock, verdict
+from remote_payload.supervise import disk, processes
+from remote_payload.supervise.folder import BROKEN, JobFolder, SuperviseError, fresh_state, identity, lock
 
 __all__ = ["cancel"]
 
@@ -23,18 +23,28 @@ _ANSWER_S = 15.0
 
 def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
     """Ends a job. Returns `was` (what it was found as), its final state, and `left`, the pids still there."""
-    folder.job()
-    found = verdict(folder.state())
-    if found in protocol.ACTIVE_STATES:
-        protocol.write_json(folder.cancel, {"grace": grace})
+    if not (folder.job_file.exists() or folder.state_file.exists()):
+        raise SuperviseError("absent", f"no job in {folder.path}")
+    found = folder.found()
+    asked = found in protocol.ACTIVE_STATES or (found == BROKEN and folder.is_supervised())
+    if asked:
+        _ask_to_stop(folder, grace)
         _await_end(folder, grace)
-    left = processes.end_tagged(
-        folder.job_id, grace=0.0 if found in protocol.ACTIVE_STATES else min(grace, 5.0)
-    )
-    state = folder.state()
-    if verdict(state) in ("lost", "unstarted"):
-        state = _record_in_place(folder, found)
+    left = processes.end_tagged(folder.job_id, grace=0.0 if asked else min(grace, 5.0))
+    if folder.found() in ("lost", "unstarted", BROKEN):
+        state: protocol.State | None = _record_in_place(folder, found)
+    else:
+        state = folder.state()
     return {"was": found, "state": state.to_json() if state else None, "left": left}
+
+
+def _ask_to_stop(folder: JobFolder, grace: float) -> None:
+    """Leaves the request. On a full disk there is none, and the processes are ended without it."""
+    try:
+        protocol.write_json(folder.cancel, {"grace": grace})
+    except OSError as error:
+        if not disk.is_full(error):
+            raise
 
 
 def _await_end(folder: JobFolder, grace: float) -> None:
@@ -42,11 +52,18 @@ def _await_end(folder: JobFolder, grace: float) -> None:
     deadline = time.monotonic() + grace + _ANSWER_S
     pause = 0.02
     while time.monotonic() < deadline:
-        state = folder.state()
-        if state is None or not processes.is_alive(identity(state)):
+        if not _is_supervised(folder):
             return
         time.sleep(pause)
         pause = min(pause * 1.5, 0.3)
+
+
+def _is_supervised(folder: JobFolder) -> bool:
+    try:
+        state = folder.state()
+    except protocol.ProtocolError:
+        return folder.is_supervised()
+    return state is not None and processes.is_alive(identity(state))
 
 
 def _record_in_place(folder: JobFolder, found: str) -> protocol.State:
@@ -54,11 +71,13 @@ def _record_in_place(folder: JobFolder, found: str) -> protocol.State:
     with lock(folder.lock_file, wait=5.0) as held:
         if not held:
             raise SuperviseError("busy", f"job {folder.job_id} is being started again")
-        before = folder.state() or fresh_state(folder.job(), None)
+        folder.set_broken_state_aside()
+        before = folder.state() or fresh_state(folder.created(), None)
         if before.state not in protocol.TERMINAL_STATES:
             why = {
                 "lost": "cancelled after its supervisor was lost",
                 "unstarted": "cancelled before it started",
+                BROKEN: f"cancelled; its state could not be read and is kept as state.json.{BROKEN}",
             }
             reason = why.get(found, "cancelled; its supervisor did not answer and was ended")
             folder.seal(replace(before, state="cancelled", reason=reason))

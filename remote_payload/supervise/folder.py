@@ -22,13 +22,14 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from remote_payload import protocol
-from remote_payload.supervise import processes
+from remote_payload.supervise import disk, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = [
+    "BROKEN",
     "RESUMABLE",
     "JobFolder",
     "SuperviseError",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 RESUMABLE = frozenset({"failed", "lost", "timeout", "cancelled", "preempted"})
+BROKEN = "broken"
+"""The verdict on a job whose state cannot be read."""
 _HEADER_LIMIT = 64 << 20
 _PIECE = 1 << 20
 
@@ -93,22 +96,59 @@ class JobFolder:
             raise SuperviseError("absent", f"no job in {self.path}")
         return protocol.Job.from_json(protocol.read_json(self.job_file), str(self.job_file))
 
+    def created(self) -> float:
+        """Returns when the job was made, as far as its record can be read; 0 if not."""
+        try:
+            return self.job().created
+        except (protocol.ProtocolError, SuperviseError, OSError):
+            return 0.0
+
     def state(self) -> protocol.State | None:
         """Reads where the job stands; None before its supervisor said anything."""
-        if not self.state_file.is_file():
+        if not self.state_file.exists():
             return None
+        if not self.state_file.is_file():
+            raise protocol.ProtocolError(f"{self.state_file}: not a file")
         return protocol.State.from_json(protocol.read_json(self.state_file), str(self.state_file))
+
+    def found(self) -> str:
+        """Returns the verdict on the job, `broken` if its state cannot be read."""
+        try:
+            return verdict(self.state())
+        except protocol.ProtocolError:
+            return BROKEN
+
+    def is_supervised(self) -> bool:
+        """Says whether somebody holds the job's lock: the word of the kernel, whatever the files say."""
+        with lock(self.lock_file) as held:
+            return not held
+
+    def set_broken_state_aside(self) -> None:
+        """Renames a state that cannot be read to `state.json.broken`, so that a new one can be written."""
+        if self.found() == BROKEN:
+            aside = self.state_file.with_name(f"{self.state_file.name}.{BROKEN}")
+            if aside.is_dir():
+                shutil.rmtree(aside)
+            self.state_file.replace(aside)
 
     def write_state(self, state: protocol.State) -> None:
         """Replaces the state. Only for the holder of `lock_file`."""
         protocol.write_json(self.state_file, state.to_json())
 
     def seal(self, state: protocol.State) -> None:
-        """Ends a job in the order of the contract: whole lines, manifest, final state."""
+        """Ends a job in the order of the contract: whole lines, manifest, final state.
+
+        The job's reserve makes room for it; a disk that is full all the same is asked for some seconds.
+        """
+        disk.give_back(self.path)
+        final = replace(state, ended=time.time(), heartbeat=time.time(), queue_position=None)
+        disk.insist(lambda: self._write_end(final))
+
+    def _write_end(self, final: protocol.State) -> None:
         for name in ("rows.jsonl", "samples.jsonl", "events.jsonl"):
             protocol.trim_torn_line(self.path / name)
         protocol.write_json(self.manifest, protocol.build_manifest(self.path))
-        self.write_state(replace(state, ended=time.time(), heartbeat=time.time(), queue_position=None))
+        self.write_state(final)
 
 
 def identity(state: protocol.State) -> processes.Identity:
@@ -125,8 +165,8 @@ def verdict(state: protocol.State | None) -> str:
     return "lost"
 
 
-def fresh_state(job: protocol.Job, before: protocol.State | None) -> protocol.State:
-    """Returns the first state of a supervisor that starts now: this process."""
+def fresh_state(created: float, before: protocol.State | None) -> protocol.State:
+    """Returns the first state of a supervisor that starts now: this process. `created`: 0 if not known."""
     me = processes.identity_of(os.getpid())
     now = time.time()
     return protocol.State(
@@ -135,7 +175,7 @@ def fresh_state(job: protocol.Job, before: protocol.State | None) -> protocol.St
         pid_started=me.started,
         boot_id=me.boot_id,
         host=socket.gethostname(),
-        created=before.created if before else (job.created or now),
+        created=before.created if before else (created or now),
         heartbeat=now,
     )
 
@@ -157,7 +197,7 @@ def read_request(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _copy(stream: IO[bytes], path: Path, size: int) -> None:
-    with path.open("wb") as out:
+    with protocol.naming(path), path.open("wb") as out:
         left = size
         while left:
             piece = stream.read(min(left, _PIECE))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_payload import protocol
-from remote_payload.supervise import processes
-from remote_payload.supervise.folder import RESUMABLE, JobFolder, SuperviseError, lock, verdict
+from remote_payload.supervise import disk, processes
+from remote_payload.supervise.folder import BROKEN, RESUMABLE, JobFolder, SuperviseError, lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +107,12 @@ def _handoff(folder: JobFolder, child: subprocess.Popen[bytes], deadline: float)
 
 
 def _start(folder: JobFolder) -> protocol.State:
-    """Starts the supervisor and waits for its record; on any other end nothing is left running."""
+    """Starts the supervisor and waits for its record; on any other end nothing is left running.
+
+    A disk without room is refused first: a job that cannot write its results should not wait for a GPU.
+    """
+    disk.reserve(folder.path)
+    disk.ask_for_room(folder.path)
     before = folder.state_file.read_bytes() if folder.state_file.exists() else None
     child: subprocess.Popen[bytes] | None = None
     try:
@@ -136,17 +141,29 @@ def launch(folder: JobFolder) -> protocol.State:
 def resume(folder: JobFolder) -> protocol.State:
     """Starts a job again on its folder: finished rows stay, and what an earlier run left running is ended.
 
+    A state that cannot be read is that of a lost job, if nobody holds the job's lock; it is set aside.
+
     Raises:
-        SuperviseError: the job is done, or runs.
+        SuperviseError: the job is done, or runs, or its job.json cannot be read (`job`).
     """
-    folder.job()
+    try:
+        folder.job()
+    except protocol.ProtocolError as error:
+        raise SuperviseError("job", str(error)) from error
     with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
         if not held:
             raise SuperviseError("busy", f"another launch of {folder.job_id} has not ended")
-        now = verdict(folder.state())
+        now = folder.found()
+        if now == BROKEN:
+            if folder.is_supervised():
+                raise SuperviseError(
+                    "busy", f"job {folder.job_id} has a supervisor, and its state cannot be read"
+                )
+            now = "lost"
         if now != "unstarted" and now not in RESUMABLE:
             raise SuperviseError("state", f"job {folder.job_id} is {now}: there is nothing to resume")
         left = processes.end_tagged(folder.job_id, grace=2.0)
         if left:
             raise SuperviseError("leftover", f"processes {left} of {folder.job_id} cannot be ended")
+        folder.set_broken_state_aside()
         return _start(folder)

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_payload import protocol
-from remote_payload.supervise import processes
+from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, verdict
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _look(folder: JobFolder, cursor: Cursor, max_bytes: int) -> dict[str, Any]:
         "verdict": seen,
         "state": state.to_json() if state else None,
         "left": processes.tagged(folder.job_id) if seen == "lost" else [],
+        "fault": disk.looks_full(folder.path) if seen == "lost" else "",
         "events": events,
         "log": base64.b64encode(log).decode("ascii"),
         "log_size": log_size,

@@ -11,6 +11,7 @@ What always holds:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remote_payload import protocol
-from remote_payload.supervise import processes
+from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, lock
 from remote_payload.supervise.launch import job_environment, payload_command
 from remote_payload.supervise.slots import Lease, WorkdirLease
@@ -41,8 +42,13 @@ _REJECTED = 10
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime()) + text + "\n")
-    sys.stderr.flush()
+    """Adds a line to supervisor.log; on a full disk the line is lost, the job must not be."""
+    try:
+        sys.stderr.write(time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime()) + text + "\n")
+        sys.stderr.flush()
+    except OSError as error:
+        if not disk.is_full(error):
+            raise
 
 
 class _Alarm:
@@ -74,7 +80,7 @@ class Supervisor:
         self.folder = folder
         self.job = folder.job()
         self.alarm = _Alarm()
-        self.state = fresh_state(self.job, folder.state())
+        self.state = fresh_state(self.job.created, folder.state())
         # What an earlier run of this job left: a request to end it must not end this run, and its final
         # files go only after the state says that the job is no longer final.
         folder.cancel.unlink(missing_ok=True)
@@ -206,6 +212,14 @@ def _measured(folder: JobFolder) -> bool:
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
+    why = _how_it_ended(folder, code, signal_name)
+    full = disk.refusal(folder.path)
+    if not full and any(os.strerror(number) in why for number in (errno.ENOSPC, errno.EDQUOT)):
+        full = "a disk is full or a quota used up"  # it has room again, or it is another one: `why` names the file
+    return f"{full}; {why}" if full else why
+
+
+def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
     last = _last_line(folder)
     if code == 0:
         return f"the worker ended without a summary: {last}"
@@ -237,6 +251,15 @@ def _last_line(folder: JobFolder) -> str:
     return lines[-1].strip()[:500] if lines else "it printed nothing"
 
 
+def _supervisor_fault(error: Exception, folder: JobFolder) -> str:
+    """Returns why the supervisor itself could not go on; a file that is in its way is named first."""
+    if disk.is_full(error):
+        return disk.sentence(folder.path)
+    if isinstance(error, OSError) and error.filename:
+        return f"supervisor: {os.fsdecode(error.filename)}: {error.strerror}"
+    return f"supervisor: {type(error).__name__}: {error}"
+
+
 def run(folder: JobFolder) -> int:
     """Supervises a job to its end. Returns the supervisor's own exit code."""
     # A job that is resumed right after its end finds the last supervisor on its way out.
@@ -249,10 +272,9 @@ def run(folder: JobFolder) -> int:
             lease = WorkdirLease(folder.path.parent / ".queue", folder.job_id)
             final = supervisor.run(lease)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job's record must say that the job failed
-            _say(f"{type(error).__name__}: {error}")
-            final = replace(
-                supervisor.state, state="failed", reason=f"supervisor: {type(error).__name__}: {error}"
-            )
+            reason = _supervisor_fault(error, folder)
+            _say(reason)
+            final = replace(supervisor.state, state="failed", reason=reason)
         folder.seal(final)
         if lease is not None:
             lease.release()

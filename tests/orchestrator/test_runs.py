@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
 from orchestrator.runs.refresh import refresh
 from remote_payload import protocol
-from tests.orchestrator.desk import Desk
+from tests.orchestrator.desk import Desk, wait_for
 from tests.payload import fake_tree
 
 
@@ -335,3 +337,65 @@ def test_the_records_own_files_say_their_version(desk: Desk) -> None:
     for name in ("where", "seen", "pulled"):
         document = json.loads((attached.run.path / f"{name}.json").read_text())
         assert document["schema"] == f"orch/{name}/1"
+
+
+def test_a_lost_job_says_that_its_worker_lives_on_and_is_not_forgotten_meanwhile(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=100", "pause=0.2")
+    state = attached.submit()
+    desk.until("a", "running")
+    worker = int(wait_for(lambda: (p := desk.folder("a") / "worker.pid").exists() and p.read_text()))
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGKILL)
+    wait_for(lambda: attached.look().verdict == "lost")
+    outcome = outcome_module.read_outcome(attached.run)
+    assert outcome.left == (worker,)
+    error = outcome.error()
+    assert error is not None
+    assert f"its worker still runs (pid {worker})" in error.message
+    assert "`orch runs resume a` takes over, `orch runs cancel a` ends it" in error.hint
+    with pytest.raises(ResultsError):
+        attached.pull()
+    assert outcome_module.read_outcome(attached.run).left == (worker,), "a pull looks at no processes"
+    attached.cancel(grace=1)
+    assert outcome_module.read_outcome(attached.run).left == ()
+    assert not (desk.folder("a") / ".reserve").exists()
+
+
+@pytest.mark.parametrize("garbage", ["", "[]", "null", "{", '{"schema": "orch/seen/1"}', "[" * 100_000])
+def test_a_broken_look_or_pull_counts_as_none_and_is_named(desk: Desk, garbage: str) -> None:
+    attached = desk.recorded("a")
+    attached.submit()
+    desk.until("a", "done")
+    attached.pull()
+    for name in ("seen.json", "pulled.json"):
+        (attached.run.path / name).write_text(garbage)
+    run = desk.store.resolve("a")
+    assert (run.status(), run.pulled()) == ("unsubmitted", None)
+    assert [
+        str(run.path / name) in text
+        for name, text in zip(("seen.json", "pulled.json"), run.damage(), strict=True)
+    ] == [
+        True,
+        True,
+    ]
+    assert "orch runs attach a" in run.damage()[0]
+    assert refresh([run], lambda _: desk.host, lambda _: desk.entry) == {}
+    assert run.status() == "done"
+    attached.pull()
+    assert run.damage() == []
+
+
+def test_one_broken_record_hides_no_other_run_from_the_list(project: Path, run_orch: Any) -> None:
+    store = RunStore(project)
+    for name in "abcd":
+        record(store, name)
+    (store.folder / "a" / "seen.json").write_text("[]")
+    (store.folder / "b" / "pulled.json").mkdir()
+    (store.folder / "c" / "where.json").write_text("null")
+    (store.folder / "d" / "job.json").write_text('{"schema": "orch/job/1", "target": 1}')
+    listed = run_orch("runs", "ls", "--offline", "--json", cwd=project)
+    assert listed.code == 0, listed.stderr
+    document = listed.json()
+    assert [run["run"] for run in document["runs"]] == ["a", "b"]
+    assert len(document["broken"]) == 4
+    assert listed.stderr.count("warning: ") == 4

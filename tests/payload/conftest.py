@@ -21,6 +21,7 @@ from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, Start, Trajectory, extend
+from tests.payload.families import Made, make_family
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "examples" / "tiny"
@@ -95,6 +96,26 @@ class Harness:
 @pytest.fixture(scope="session")
 def harness() -> Harness:
     return Harness(Target(MODELS / "target-tiny", dtype="float32", device=torch.device("cpu")))
+
+
+@pytest.fixture(scope="session")
+def hybrid() -> Harness:
+    """The trained hybrid target: three Gated DeltaNet layers to one of full attention, tied head."""
+    pytest.importorskip("transformers.models.qwen3_5", reason="this transformers has no Qwen3.5")
+    return Harness(Target(MODELS / "target-hybrid-tiny", dtype="float32", device=torch.device("cpu")))
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Builds a tiny random target of a family (`families.FAMILIES`), each once."""
+    known: dict[str, Made] = {}
+
+    def get(name: str) -> Made:
+        if name not in known:
+            known[name] = make_family(name, tmp_path_factory.mktemp(name))
+        return known[name]
+
+    return get
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
-exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary.
+exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
+100 KiB.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
         protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
         sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
-    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)))
+    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
     if "silent" not in wanted:
@@ -47,11 +48,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _rows(folder: Path, total: int, pause: float) -> None:
+def _rows(folder: Path, total: int, pause: float, fat: bool) -> None:
     rows, events = folder / "rows.jsonl", folder / "events.jsonl"
     protocol.trim_torn_line(rows)
     there = sum(1 for _ in protocol.iter_jsonl(rows))
     for index in range(there, total):
         time.sleep(pause)
-        protocol.append_lines(rows, [{"row": index, "pid": os.getpid()}])
+        row = {"row": index, "pid": os.getpid(), **({"text": "x" * 100_000} if fat else {})}
+        protocol.append_lines(rows, [row])
         protocol.append_lines(events, [protocol.Event("drafts", "d", index + 1, total).to_json()])

@@ -171,7 +171,6 @@ def test_a_refused_drafter_does_not_spoil_the_others(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--engine", "live"], "engine 'live' is not in this payload"),
         (["--samples-per-prompt", "2"], "needs a temperature above 0"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--shape", "bush:3"], "unknown shape 'bush:3'"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ def test_a_job_survives_the_trip_through_its_file() -> None:
         ({"schema": None}, "schema None"),
         ({"surprise": 1}, "unknown fields surprise"),
         ({"target": {"name": "t"}}, "path"),
+        ({"target": [1]}, "target: not a JSON object"),
+        ({"drafters": {"a": 1}}, "drafters is not a list"),
+        ({"seed": "7"}, "seed is '7', which it cannot be"),
+        ({"created": None}, "created is 'None'"),
+        ({"save_outputs": 1}, "save_outputs is '1'"),
         ({"drafters": [{"label": "d", "path": "/d", "hash": "h", "odd": 1}]}, "unknown fields odd"),
     ],
 )
@@ -53,6 +60,34 @@ def test_another_version_or_field_is_refused(change: dict[str, Any], message: st
     with pytest.raises(ProtocolError, match=r"job\.json") as caught:
         Job.from_json({**_job().to_json(), **change}, "job.json")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("record", [None, [], "running", 3])
+def test_json_that_is_no_object_is_no_record(record: Any) -> None:
+    for read in (Job.from_json, State.from_json, Row.from_json):
+        with pytest.raises(ProtocolError, match="here: not a JSON object"):
+            read(record, "here")
+
+
+def test_brackets_without_end_are_broken_json_and_not_a_crash(tmp_path: Path) -> None:
+    deep = b"[" * 200_000
+    (tmp_path / "x.json").write_bytes(deep)
+    with pytest.raises(ProtocolError, match=r"x\.json: not valid JSON"):
+        protocol.read_json(tmp_path / "x.json")
+    (tmp_path / "x.jsonl").write_bytes(deep + b"\n")
+    with pytest.raises(ProtocolError, match=r"x\.jsonl:1: not valid JSON"):
+        list(iter_jsonl(tmp_path / "x.jsonl"))
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda p: write_atomic(p, b"x"), lambda p: append_lines(p, [{"a": 1}])):
+        with pytest.raises(OSError, match="No space left") as caught:
+            write(tmp_path / "f")
+        assert caught.value.filename == str(tmp_path / "f")
 
 
 def test_a_state_survives_the_trip() -> None:

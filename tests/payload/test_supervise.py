@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import itertools
 import json
 import os
@@ -92,6 +94,32 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     yield made
     for job_id in made.launched:
         assert processes.end_tagged(job_id, grace=0.0) == []
+
+
+@pytest.fixture
+def small_desk(tmp_path: Path) -> Iterator[Desk]:
+    """A desk whose jobs lie on a file system of 4 MiB."""
+    made = Desk(tmp_path)
+    made.jobs.mkdir()
+    mounted = sys.platform == "linux" and os.geteuid() == 0
+    if mounted:
+        argv = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(made.jobs)]
+        mounted = subprocess.run(argv, capture_output=True, check=False).returncode == 0
+    if not mounted:
+        pytest.skip("mounting a small file system needs root on Linux")
+    yield made
+    for job_id in made.launched:
+        assert processes.end_tagged(job_id, grace=0.0) == []
+    subprocess.run(["umount", "-l", str(made.jobs)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Takes the last byte of a file system; returns the file to remove."""
+    path = folder / "FILL"
+    with path.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(bytes(4096)):
+            pass
+    return path
 
 
 def alive(pid: int) -> bool:
@@ -479,3 +507,122 @@ def test_the_supervisor_needs_the_standard_library_only(desk: Desk) -> None:
         check=True,
     )
     assert done.stdout.strip() == b"[]"
+
+
+def test_a_disk_that_fills_up_under_a_job_is_its_recorded_end_and_it_resumes(small_desk: Desk) -> None:
+    desk = small_desk
+    desk.launch("a", "rows=6", "pause=0.2", "fat")
+    wait_for(lambda: desk.rows("a"))
+    filler = fill(desk.jobs)
+    state = desk.until("a", "failed", "done")
+    assert state["state"] == "failed"
+    assert state["reason"].startswith(f"the disk is full at {desk.jobs / 'a'} (0.0 MiB free of 4.0 MiB")
+    manifest = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")
+    assert protocol.verify_manifest(desk.jobs / "a", manifest) == []
+    kept = desk.rows("a")
+    assert kept
+
+    refused = desk.ask("resume", desk.dir("a"))
+    assert refused["rc"] == 1
+    assert "No space left" in refused["error"]
+    assert str(desk.jobs / "a") in refused["error"]
+    assert desk.state("a")["state"] == "failed"
+
+    filler.unlink()
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    assert desk.until("a", "done", "failed")["state"] == "done"
+    assert [row["row"] for row in desk.rows("a")] == list(range(6))
+    assert desk.rows("a")[: len(kept)] == kept
+    assert not (desk.jobs / "a" / ".reserve").exists()
+
+
+def test_a_launch_on_a_full_disk_names_it_and_leaves_no_process(small_desk: Desk) -> None:
+    filler = fill(small_desk.jobs)
+    reply = small_desk.launch("a")
+    assert reply["rc"] == 1
+    assert "No space left" in reply["error"]
+    assert str(small_desk.jobs) in reply["error"]
+    assert processes.tagged("a") == []
+    filler.unlink()
+    small_desk.launch("a")
+    small_desk.until("a", "done")
+
+
+def test_a_lost_job_on_a_full_disk_says_so(small_desk: Desk) -> None:
+    desk = small_desk
+    os.kill(desk.launch("a", "rows=50", "pause=0.2")["state"]["pid"], signal.SIGKILL)
+    assert wait_for(lambda: s if (s := desk.observe("a"))["verdict"] == "lost" else None)["fault"] == ""
+    fill(desk.jobs)
+    assert desk.observe("a")["fault"].startswith(f"the disk is full at {desk.jobs / 'a'}")
+
+
+def test_a_disk_that_is_full_for_a_moment_only_delays_the_end(tmp_path: Path) -> None:
+    from remote_payload.supervise import disk
+
+    tries: list[int] = []
+
+    def write() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "full")
+
+    disk.insist(write)
+    assert len(tries) == 3
+    with pytest.raises(OSError, match="full"):
+        disk.insist(lambda: (_ for _ in ()).throw(OSError(errno.EDQUOT, "full")), patience=0.0)
+
+
+def test_what_is_in_the_supervisors_way_is_named(desk: Desk) -> None:
+    desk.jobs.mkdir()
+    (desk.jobs / ".queue").write_text("not a folder")
+    desk.launch("a")
+    assert desk.until("a", "failed")["reason"] == f"supervisor: {desk.jobs / '.queue'}: File exists"
+
+
+BROKEN = ["{garbage", "[]", "null", '{"schema": "orch/state/1", "state": 7}']
+
+
+@pytest.mark.parametrize("garbage", BROKEN)
+def test_a_job_whose_supervisor_is_gone_and_whose_state_is_garbage_can_be_ended(
+    desk: Desk, garbage: str
+) -> None:
+    pid = desk.launch("a", "rows=500", "pause=0.1", "deaf")["state"]["pid"]
+    worker = desk.pid("a")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
+    (desk.jobs / "a" / "state.json").write_text(garbage)
+    (desk.jobs / "a" / "job.json").write_text(garbage)
+    reply = desk.ask("cancel", desk.dir("a"), "--grace", "0.2")
+    assert reply["rc"] == 0, reply
+    assert reply["was"] == "broken"
+    assert reply["left"] == []
+    assert not alive(worker)
+    assert desk.state("a")["state"] == "cancelled"
+    assert (desk.jobs / "a" / "state.json.broken").read_text() == garbage
+
+
+def test_a_running_job_whose_files_are_garbage_is_ended_by_its_own_supervisor(desk: Desk) -> None:
+    desk.launch("a", "rows=500", "pause=0.1")
+    desk.until("a", "running")
+    worker = desk.pid("a")
+    for name in ("state.json", "job.json"):
+        (desk.jobs / "a" / name).write_text("[")
+    reply = desk.ask("cancel", desk.dir("a"), "--grace", "2")
+    assert reply["rc"] == 0, reply
+    assert not alive(worker)
+    assert reply["state"]["reason"] == "cancelled on request"
+
+
+def test_a_job_with_a_garbage_state_is_resumed_once_nobody_supervises_it(desk: Desk) -> None:
+    pid = desk.launch("a", "rows=5", "pause=0.2")["state"]["pid"]
+    wait_for(lambda: desk.rows("a"))
+    os.kill(pid, signal.SIGSTOP)
+    state = desk.jobs / "a" / "state.json"
+    state.unlink()
+    state.mkdir()
+    assert desk.ask("resume", desk.dir("a"))["kind"] == "busy"
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    assert desk.until("a", "done", "failed")["state"] == "done"
+    assert [row["row"] for row in desk.rows("a")] == list(range(5))
