@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.errors import LinkError, UsageError
 from orchestrator.hosts import remote
 from orchestrator.payload import Tree, archive, check
+from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry
@@ -37,6 +38,7 @@ __all__ = [
     "Release",
     "RollbackResult",
     "list_releases",
+    "look",
     "prune",
     "push",
     "rollback",
@@ -107,7 +109,14 @@ class Release(NamedTuple):
     bytes: int
 
 
-def push(entry: HostEntry, host: Host, tree: Tree, *, dry_run: bool = False) -> PushResult:
+def push(
+    entry: HostEntry,
+    host: Host,
+    tree: Tree,
+    *,
+    dry_run: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> PushResult:
     """Makes a payload the current release of a host.
 
     Args:
@@ -115,6 +124,7 @@ def push(entry: HostEntry, host: Host, tree: Tree, *, dry_run: bool = False) -> 
         host: the way to it.
         tree: the payload.
         dry_run: look and check, but write nothing.
+        report: told each step before it is taken.
 
     Raises:
         LinkError: the host cannot be reached, or the link broke; asking again settles what became of it.
@@ -122,19 +132,21 @@ def push(entry: HostEntry, host: Host, tree: Tree, *, dry_run: bool = False) -> 
         HostFailedError: disk, permission, interpreter.
     """
     started = time.monotonic()
-    args = {"workdir": entry.workdir, "release": tree.hash, "manifest": dry_run}
-    seen = remote.call(host, "release_probe", args, python=entry.python, timeout=_PROBE_TIMEOUT_S)
+    say = report or _silent
+    seen = look(entry, host, tree.hash, manifest=dry_run)
     status = _needed(seen, tree.hash)
     requests, sent = 1, 0
     did: dict[str, Any] = {"selfcheck": (seen["checked"] or {}).get("selfcheck", {})}
     if status in ("installed", "repaired"):
         major, minor = seen["python"][:2]
+        say(f"checking {len(tree.files)} files for Python {major}.{minor}")
         check(tree, (major, minor), entry.name)
     if not dry_run and status == "activated":
+        say(f"verifying release {tree.hash[:12]}, which is installed")
         did, requests = _activate(entry, host, tree.hash, f"push {entry.name}"), 2
     elif not dry_run and status != "unchanged":
         stream = archive(tree)
-        did, requests, sent = _install(entry, host, tree, stream), 2, len(stream)
+        did, requests, sent = _install(entry, host, tree, stream, say), 2, len(stream)
         # Somebody else may have installed it meanwhile; then ours was discarded and theirs activated.
         status = "activated" if did["outcome"] == "present" else did["outcome"]
     return PushResult(
@@ -157,6 +169,20 @@ def push(entry: HostEntry, host: Host, tree: Tree, *, dry_run: bool = False) -> 
     )
 
 
+def look(entry: HostEntry, host: Host, release: str, *, manifest: bool = False) -> dict[str, Any]:
+    """Looks at a host before anything is changed: interpreter, disk, `current`, and how one release is.
+
+    Returns:
+        The answer of `hosts/scripts/release_probe.py`; with `manifest` also the files of the current release.
+    """
+    args = {"workdir": entry.workdir, "release": release, "manifest": manifest}
+    return remote.call(host, "release_probe", args, python=entry.python, timeout=_PROBE_TIMEOUT_S)
+
+
+def _silent(_: str) -> None:
+    """Tells nobody."""
+
+
 def _needed(seen: Mapping[str, Any], release: str) -> str:
     if not seen["installed"]:
         return "installed"
@@ -165,7 +191,9 @@ def _needed(seen: Mapping[str, Any], release: str) -> str:
     return "unchanged" if seen["current"] == release and seen["checked"] else "activated"
 
 
-def _install(entry: HostEntry, host: Host, tree: Tree, stream: bytes) -> dict[str, Any]:
+def _install(
+    entry: HostEntry, host: Host, tree: Tree, stream: bytes, say: Callable[[str], None]
+) -> dict[str, Any]:
     args = {
         "workdir": entry.workdir,
         "release": tree.hash,
@@ -174,13 +202,24 @@ def _install(entry: HostEntry, host: Host, tree: Tree, stream: bytes) -> dict[st
         "limit": _SELF_CHECK_S,
         "keep": KEEP,
     }
-    pieces = (stream[at : at + _PIECE] for at in range(0, len(stream), _PIECE))
     try:
         return remote.call(
-            host, "release_install", args, python=entry.python, stdin=pieces, timeout=_INSTALL_TIMEOUT_S
+            host,
+            "release_install",
+            args,
+            python=entry.python,
+            stdin=_pieces(stream, say),
+            timeout=_INSTALL_TIMEOUT_S,
         )
     except LinkError as error:
         raise _unknown_outcome(error, entry.name, "installed", f"push {entry.name}") from error
+
+
+def _pieces(stream: bytes, say: Callable[[str], None]) -> Iterator[bytes]:
+    say(f"sending {human_bytes(len(stream))}")
+    for at in range(0, len(stream), _PIECE):
+        yield stream[at : at + _PIECE]
+    say("verifying and self-checking there (about 10 s)")
 
 
 def _activate(entry: HostEntry, host: Host, release: str, command: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A trained micro pair ships inside the payload with results that an independent implementation computed (the
 training script's own plain forward pass and walk; `micro/README.md` says how). The check runs the very code
-that a job runs: loading, continuation, features by hooks, context and block passes, shapes and walks. Draft
+that a job runs (and first imports every module of the payload): loading, continuation, features by hooks, context and block passes, shapes and walks. Draft
 logits have to agree within the stored tolerance at every stored anchor, and continuations and acceptance
 lists entry by entry. An error of one position anywhere on that path moves the logits far beyond it.
 """
@@ -27,6 +27,7 @@ from remote_payload.drafters.convention import Convention
 from remote_payload.drafters.dflash import DFlashDrafter
 from remote_payload.engines.replay import ReplayBatch
 from remote_payload.features import Captured, capture_features
+from remote_payload.importable import import_problems
 from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.protocol import read_json
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     devices = args.device or ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])]
     started = time.perf_counter()
-    problems: list[str] = []
+    problems = import_problems()
     notes: list[str] = []
     checked: list[dict[str, Any]] = []
     for name in devices:

@@ -80,10 +80,16 @@ def compare(
     if not any(
         entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries
     ):
-        talk(
-            "one drafter only, nothing to compare it with: `orch eval --ckpt REF` measures another",
-            quiet=quiet,
-        )
+        talk(_nothing_to_compare(comparison), quiet=quiet)
+
+
+def _nothing_to_compare(comparison: Comparison) -> str:
+    names = list(dict.fromkeys(entry.name for block in comparison.blocks for entry in block.entries))
+    if len(names) == 1:
+        return "one drafter only, nothing to compare it with: `orch eval --ckpt REF` measures another"
+    return (
+        f"no baseline and no steps of one training: pass one to compare with, as in --baseline {names[0]!r}"
+    )
 
 
 def _select(

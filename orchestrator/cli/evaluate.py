@@ -174,12 +174,25 @@ def evaluate(
         Path | None,
         typer.Option("--payload", help="Run your own payload.", metavar="DIR", show_default=False),
     ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            "--release",
+            help="Push nothing: run the host's `current` release, or an installed one by its hash.",
+            metavar="current|HASH",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look at everything, start nothing.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
-    """Evaluate checkpoints on a host and bring their figures back."""
+    """Evaluate checkpoints on a host and bring their figures back.
+
+    A checkpoint that is seen to be wrong before the start stops everything: nothing is started. One that the
+    host rejects later does not spoil the others: their results are kept, and the exit code is 10.
+    """
     from orchestrator.evaluation import EvalOptions
 
     options = EvalOptions(
@@ -209,6 +222,7 @@ def evaluate(
         tail=tail,
         engine=engine,
         payload=payload,
+        release=release,
     )
     _run(options, inventory, detach=detach, only_look=dry_run, as_json=as_json, quiet=quiet or as_json)
 

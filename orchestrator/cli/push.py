@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +12,7 @@ import typer
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
 
 if TYPE_CHECKING:
+    from orchestrator.cli.progress import HostSteps
     from orchestrator.errors import OrchError
     from orchestrator.inventory import HostEntry, Inventory
     from orchestrator.payload import Tree
@@ -125,14 +127,18 @@ def _chosen(book: Inventory, names: list[str], role: Any, everywhere: bool) -> l
     return chosen
 
 
-def _push_one(book: Inventory, entry: HostEntry, tree: Tree, dry_run: bool, opened: list[Any]) -> PushResult:
+def _push_one(
+    book: Inventory, entry: HostEntry, tree: Tree, dry_run: bool, opened: list[Any], steps: HostSteps
+) -> PushResult:
     from orchestrator import releases
     from orchestrator.hosts import open_host, resolve_entry
 
     connection = open_host(book, entry.name)
     opened.append(connection)
     try:
-        return releases.push(resolve_entry(book, entry.name), connection, tree, dry_run=dry_run)
+        about = resolve_entry(book, entry.name)
+        report = functools.partial(steps.say, entry.name)
+        return releases.push(about, connection, tree, dry_run=dry_run, report=report)
     finally:
         connection.close()
 
@@ -142,16 +148,18 @@ def _push_all(
 ) -> dict[str, PushResult | OrchError]:
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
+    from orchestrator.cli.progress import HostSteps
     from orchestrator.errors import OrchError
 
     outcomes: dict[str, PushResult | OrchError] = {}
     opened: list[Any] = []
     width = max(len(entry.name) for entry in entries)
     talk(f"payload {tree.hash[:12]}, {len(tree.files)} files", quiet=quiet or as_json)
+    steps = HostSteps(quiet=quiet or as_json)
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(entries)))
     try:
         waiting = {
-            pool.submit(_push_one, book, entry, tree, dry_run, opened): entry.name for entry in entries
+            pool.submit(_push_one, book, entry, tree, dry_run, opened, steps): entry.name for entry in entries
         }
         for future in as_completed(waiting):
             name = waiting[future]
@@ -159,7 +167,7 @@ def _push_all(
                 outcomes[name] = future.result()
             except OrchError as error:
                 outcomes[name] = error
-            _show(name, outcomes[name], width, as_json)
+            steps.show(name, functools.partial(_show, name, outcomes[name], width, as_json))
     except KeyboardInterrupt:
         for connection in opened:  # a closed connection ends the thread that waits on it
             connection.close()
@@ -170,6 +178,7 @@ def _push_all(
             )
         raise
     finally:
+        steps.close()
         pool.shutdown(wait=False, cancel_futures=True)
     return outcomes
 

@@ -141,10 +141,13 @@ def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
         talk(f"warning: {printable(text)}")
     outcome = read_outcome(run)
     if as_json:
-        _emit_run(run, results=list(outcome.drafters), rejected=list(outcome.rejected))
+        _emit_run(
+            run, results=list(outcome.drafters), rejected=list(outcome.rejected), notes=list(outcome.notes)
+        )
         return
     created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run.job.created))
-    for key, value in {**_describe(run), "created": created}.items():
+    described = {**_describe(run), "created": created, "reason": "" if outcome.rejected else outcome.reason}
+    for key, value in described.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         if shown not in (None, ""):
             typer.echo(f"{key:17} {printable(str(shown))}")

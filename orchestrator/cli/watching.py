@@ -7,12 +7,13 @@ through `printable`; Ctrl-C ends the watching, never the job, and says how to co
 from __future__ import annotations
 
 import sys
-import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+import textwrap
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from orchestrator.cli.common import emit_json, fail, stderr_console, stdout_console, talk
+from orchestrator.cli.common import emit_json, fail, stdout_console, talk
+from orchestrator.cli.progress import LiveView, PlainView, QuietView, View
 from orchestrator.text import human_seconds, printable
 
 if TYPE_CHECKING:
@@ -31,98 +32,6 @@ _PHASES = {
     "features": "reading the target's features",
     "evaluate": "drafting",
 }
-_PLAIN_EVERY_S = 10.0
-
-
-class View(Protocol):
-    """Somewhere to show progress."""
-
-    def step(self, text: str, event: Event) -> None:
-        """Shows how far a phase has come."""
-
-    def note(self, text: str) -> None:
-        """Shows a sentence that stays."""
-
-    def close(self) -> None:
-        """Leaves the screen as it should be."""
-
-
-class QuietView:
-    """Shows nothing."""
-
-    def step(self, text: str, event: Event) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class PlainView:
-    """Lines: one when a phase begins and ends, and one now and then in between."""
-
-    def __init__(self) -> None:
-        self._phase, self._said = "", 0.0
-
-    def step(self, text: str, event: Event) -> None:
-        """Says a line if it is time for one."""
-        now = time.monotonic()
-        ended = bool(event.total) and event.done >= event.total
-        if text == self._phase and not ended and now - self._said < _PLAIN_EVERY_S:
-            return
-        self._phase, self._said = text, now
-        talk("  ".join(part for part in (text, _count(event), _pace(event)) if part))
-
-    def note(self, text: str) -> None:
-        """Says it."""
-        talk(text)
-
-    def close(self) -> None:
-        """Nothing is left on the screen."""
-
-
-class LiveView:
-    """One line on a terminal that moves; sentences scroll above it."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}", markup=False),
-        )
-        self._progress = Progress(*columns, console=stderr_console(), transient=True)
-        self._task = self._progress.add_task("waiting for the first word", total=None, figures="")
-        self._progress.start()
-
-    def step(self, text: str, event: Event) -> None:
-        """Moves the line."""
-        figures = "  ".join(part for part in (_count(event), _pace(event)) if part)
-        self._progress.update(
-            self._task, description=text, completed=event.done, total=event.total or None, figures=figures
-        )
-
-    def note(self, text: str) -> None:
-        """Prints it above the line."""
-        self._progress.console.print(text, markup=False)
-
-    def close(self) -> None:
-        """Takes the line away."""
-        self._progress.stop()
-
-
-def _count(event: Event) -> str:
-    unit = "" if event.phase == "load_target" else " prompts"
-    return f"{event.done}/{event.total}{unit}" if event.total > 1 else ""
-
-
-def _pace(event: Event) -> str:
-    rate = f"{event.rate:.1f}/s" if event.rate and event.total > 1 else ""
-    left = f"{human_seconds(event.eta_s)} left" if event.eta_s and event.done < event.total else ""
-    return "  ".join(part for part in (rate, left) if part)
 
 
 class _Narrator:
@@ -152,6 +61,9 @@ class _Narrator:
 
     def _where_it_stands(self, seen: Observation) -> None:
         state = seen.state
+        if state is not None and state.state == "running" and not seen.events and self._state != "starting":
+            self._state = "starting"
+            self._view.note(f"starting the worker on {seen.handle.host}")
         if state is None or state.state != "queued" or not state.queue_position:
             return
         text = f"queued on {seen.handle.host}: {state.queue_position} before it"
@@ -167,10 +79,9 @@ class _Narrator:
                 number = self._seen.setdefault(event.drafter, len(self._seen) + 1)
                 text = f"{text} {name} ({number}/{self._drafters} checkpoints)"
             self._view.step(text, event)
-        elif event.message:
+        elif event.message and event.phase != "rejected":  # the outcome says who was rejected, once
             who = f"{name}: " if name else ""
-            kind = "rejected " if event.phase == "rejected" else ""
-            self._view.note(f"{kind}{who}{printable(event.message)}")
+            self._view.note(f"{who}{printable(event.message)}")
 
     def unreachable(self, update: Unreachable) -> None:
         self._away = True
@@ -236,6 +147,7 @@ def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -
         emit_json(document)
     else:
         print_figures(outcome)
+        _print_notes(outcome)
     if error is not None:
         fail_after_results(error)
     talk(f"results: {outcome.folder}\nnext: orch compare {outcome.run_id}", quiet=quiet)
@@ -264,3 +176,10 @@ def print_figures(outcome: Outcome) -> None:
         shown = [Text("-" if cell is None else f"{cell:.3f}") for cell in cells]
         table.add_row(Text(printable(drafter["label"])), *shown)
     stdout_console().print(table)
+
+
+def _print_notes(outcome: Outcome) -> None:
+    """Prints what a reader of the figures has to know."""
+    for note in outcome.notes:
+        for line in textwrap.wrap(printable(note), 100, initial_indent="- ", subsequent_indent="  "):
+            typer.echo(line)

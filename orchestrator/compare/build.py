@@ -17,7 +17,14 @@ from orchestrator.compare.columns import Series, Shape, Terms
 from orchestrator.compare.comparability import check_comparable
 from orchestrator.compare.entries import Context, Named, make_entries, sum_terms
 from orchestrator.compare.model import Block, Comparison, Versus
-from orchestrator.compare.names import DrafterKey, DrafterName, drafter_of, name_drafters, natural_key
+from orchestrator.compare.names import (
+    DrafterKey,
+    DrafterName,
+    drafter_of,
+    name_drafters,
+    natural_key,
+    step_of,
+)
 from orchestrator.compare.notes import footnotes
 from orchestrator.compare.stats import Paired, compare_pairs, holm
 from orchestrator.errors import UsageError
@@ -163,17 +170,27 @@ class _Pair(NamedTuple):
 
 
 def _pairs(named: Sequence[Named], baseline: str | None) -> Iterable[_Pair]:
-    """Each drafter against the baseline and against the one before it in natural order."""
+    """Each drafter against the baseline, and against the step before it of the same training.
+
+    Names that tell no step have no neighbours. Without a baseline two drafters are compared all the same:
+    nothing else can have been meant.
+    """
     reference = next((one for one in named if one.name == baseline), None)
-    previous: Named | None = None
+    lone_pair = reference is None and len(named) == 2
+    earlier: dict[tuple[str, str], Named] = {}
     for place, one in enumerate(named):
         if one is reference:
             continue
         if reference is not None:
             yield _Pair(place, one, reference, True)
+        step = step_of(one.name)
+        previous = earlier.get((step.before, step.after)) if step else None
+        if previous is None and lone_pair and place == 1:
+            previous = named[0]
         if previous is not None:
             yield _Pair(place, one, previous, False)
-        previous = one
+        if step:
+            earlier[step.before, step.after] = one
 
 
 def _common(candidate: Named, reference: Named, context: Context) -> tuple[Terms, Terms] | None:

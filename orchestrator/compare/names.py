@@ -16,7 +16,16 @@ from orchestrator.compare.columns import Series, SeriesKey, Settings
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["DrafterKey", "DrafterName", "drafter_of", "name_drafters", "natural_key"]
+__all__ = [
+    "DrafterKey",
+    "DrafterName",
+    "Step",
+    "drafter_of",
+    "name_drafters",
+    "natural_key",
+    "step_of",
+    "variant_of",
+]
 
 
 class DrafterKey(NamedTuple):
@@ -34,6 +43,31 @@ class DrafterName(NamedTuple):
 
     text: str
     aliases: tuple[str, ...]
+
+
+class Step(NamedTuple):
+    """A label as a step of a training: `step_0400` is step 400 of `step_`."""
+
+    before: str
+    number: int
+    after: str
+
+
+_VARIANT = re.compile(r"(.*?)(@[0-9a-f]{6,})?(?: \[([^\]]+)\])?", re.DOTALL)
+
+
+def variant_of(name: str) -> tuple[str, str]:
+    """Splits a name of `name_drafters` into label (with its hash, if it has one) and what was added in brackets."""
+    match = _VARIANT.fullmatch(name)
+    return (match[1] + (match[2] or ""), match[3] or "") if match else (name, "")
+
+
+def step_of(name: str) -> Step | None:
+    """Returns which step of which training a name tells; None if it tells none. Variants are trainings apart."""
+    whole = _VARIANT.fullmatch(name)
+    label, variant = (whole[1], whole[3] or "") if whole else (name, "")
+    match = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", label, re.DOTALL)
+    return Step(match[1], int(match[2]), match[3] + variant) if match else None
 
 
 def drafter_of(key: SeriesKey) -> DrafterKey:

@@ -19,7 +19,7 @@ __all__ = ["footnotes"]
 def footnotes(blocks: Sequence[Block], measurements: Measurements, dialect: str) -> tuple[str, ...]:
     """Returns every footnote that applies, each once, the most important first."""
     notes: dict[str, None] = {}
-    for source in (_few_prompts, _partial_pairs, _undecided, _leaks, _aliases):
+    for source in (_few_prompts, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
         notes.update(dict.fromkeys(source(blocks)))
     notes.update(dict.fromkeys(_short_outputs(blocks, dialect)))
     notes.update(dict.fromkeys(_provenance(measurements)))
@@ -29,8 +29,8 @@ def footnotes(blocks: Sequence[Block], measurements: Measurements, dialect: str)
 def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
     small = [entry for block in blocks for entry in block.entries if entry.clusters < MIN_CLUSTERS]
     if small:
-        counts = ", ".join(dict.fromkeys(f"{entry.name} has {entry.clusters}" for entry in small))
-        yield f"need ≥ {MIN_CLUSTERS} prompts for an interval and a verdict: {counts}"
+        everybody = len({entry.name for entry in small}) == len({e.name for b in blocks for e in b.entries})
+        yield f"need ≥ {MIN_CLUSTERS} prompts for an interval and a verdict: {_counts(small, everybody)}"
         return
     parts = [part for block in blocks for entry in block.entries for part in entry.datasets]
     scarce = dict.fromkeys(
@@ -38,6 +38,37 @@ def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
     )
     if scarce:
         yield f"need ≥ {MIN_CLUSTERS} prompts for an interval: {', '.join(scarce)}"
+
+
+def _counts(small: Sequence[Entry], everybody: bool) -> str:
+    """`a, b have 5; c has 4`, or `there are 5`."""
+    by_count: dict[int, dict[str, None]] = {}
+    for entry in small:
+        by_count.setdefault(entry.clusters, {})[entry.name] = None
+    if everybody and len(by_count) == 1:
+        return f"there {'is' if 1 in by_count else 'are'} {next(iter(by_count))}"
+    groups = by_count.items()
+    return "; ".join(f"{', '.join(n)} {'has' if len(n) == 1 else 'have'} {count}" for count, n in groups)
+
+
+def _rules_differ(blocks: Sequence[Block]) -> Iterable[str]:
+    """Rows in which the interval and the verdict seem to contradict each other."""
+    for block in blocks:
+        undecided: list[str] = []
+        decided: list[str] = []
+        for entry in block.entries:
+            for versus in (entry.versus_baseline, entry.versus_previous):
+                if versus is None or versus.change.low is None or versus.change.high is None:
+                    continue
+                outside = versus.change.low > 0 or versus.change.high < 0
+                if outside == (versus.verdict == "~"):
+                    who = f"{entry.name} against {versus.against}"
+                    (undecided if versus.verdict == "~" else decided).append(who)
+        why = "the verdict goes by p, which is adjusted for all comparisons of the table; the interval is of one alone"
+        if undecided:
+            yield f"~ {block.shape}: undecided although the interval leaves out 0 ({', '.join(undecided)}): {why}"
+        if decided:
+            yield f"{block.shape}: decided although the interval holds 0 ({', '.join(decided)}): {why}"
 
 
 def _partial_pairs(blocks: Sequence[Block]) -> Iterable[str]:

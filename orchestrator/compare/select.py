@@ -6,12 +6,12 @@ the same of everything that acceptance lengths depend on; anything else has to b
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.compare.folder import read_run
 from orchestrator.compare.load import Source
+from orchestrator.compare.names import step_of
 from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import TERMINAL_STATES
 
@@ -43,14 +43,6 @@ class _Recorded(NamedTuple):
     @property
     def labels(self) -> set[str]:
         return {spec.label for spec in self.job.drafters}
-
-
-class _Step(NamedTuple):
-    """A label as a step of a training: `step_0400` is step 400 of `step_`."""
-
-    before: str
-    number: int
-    after: str
 
 
 def is_run_folder(name: str) -> bool:
@@ -201,20 +193,15 @@ def _settings(job: Job) -> tuple[object, ...]:
     )
 
 
-def _step(label: str) -> _Step | None:
-    match = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", label, re.DOTALL)
-    return _Step(match[1], int(match[2]), match[3]) if match else None
-
-
 def _step_before(present: set[str], alike: Iterable[_Recorded]) -> str | None:
     """The label of the nearest earlier step of the same training, if the last eval is of one training."""
-    steps = [step for step in map(_step, present) if step is not None]
+    steps = [step for step in map(step_of, present) if step is not None]
     if not steps or len({(step.before, step.after) for step in steps}) > 1:
         return None
     first = min(steps, key=lambda step: step.number)
     lower: list[tuple[int, str]] = []
     for label in {label for one in alike for label in one.labels} - present:
-        step = _step(label)
+        step = step_of(label)
         if step and (step.before, step.after) == (first.before, first.after) and step.number < first.number:
             lower.append((step.number, label))
     return max(lower)[1] if lower else None

@@ -6,15 +6,17 @@ and which next command it means; results that are there are brought home whateve
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.launch import Observation
     from orchestrator.runs.attached import AttachedRun
@@ -37,6 +39,7 @@ class Outcome:
     complete: bool
     drafters: tuple[dict[str, Any], ...] = ()
     rejected: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
     left: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -50,16 +53,17 @@ class Outcome:
             "complete": self.complete,
             "drafters": list(self.drafters),
             "rejected": list(self.rejected),
+            "notes": list(self.notes),
             "left": list(self.left),
         }
 
     def error(self) -> OrchError | None:
         """Returns what is wrong with this end; None for a job that did all it should."""
         if self.rejected:
-            lines = "; ".join(f"{item['label']}: {item['reason']}" for item in self.rejected)
-            kept = " (the others' results are kept)" if self.drafters else ""
+            lines = "".join(f"\n  {item['label']}: {item['reason']}" for item in self.rejected)
+            kept = "; the others' results are kept" if self.drafters else ""
             return CheckpointRejectedError(
-                f"rejected on {self.host}: {lines}{kept}",
+                f"{len(self.rejected)} rejected on {self.host}{kept}:{lines}",
                 "mend the checkpoint, or leave it out, and run the eval again",
                 run=self.run_id,
                 rejected=list(self.rejected),
@@ -138,17 +142,38 @@ def read_outcome(run: Run) -> Outcome:
     """Reads the outcome of a run from its record."""
     seen, pulled = run.seen(), run.pulled()
     summary = _summary(run)
+    rejected = ({**item, "reason": _as_typed(item["reason"], run)} for item in summary.get("rejected") or ())
     return Outcome(
         run_id=run.job_id,
         host=run.where.host,
         verdict=seen.verdict if seen else "unsubmitted",
-        reason=seen.reason if seen else "",
+        reason=_as_typed(seen.reason, run) if seen else "",
         folder=str(run.path),
         complete=bool(pulled and pulled.complete),
         drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
-        rejected=tuple(summary.get("rejected") or ()),
+        rejected=tuple(rejected),
+        notes=(*(summary.get("notes") or ()), *_leaks(run)) if summary.get("drafters") else (),
         left=seen.left if seen and seen.verdict == "lost" else (),
     )
+
+
+def _as_typed(text: str, run: Run) -> str:
+    """Names a checkpoint by where it came from, where the host names its own copy of it."""
+    for drafter in run.job.drafters:
+        copy = re.escape("/".join(PurePosixPath(drafter.path).parts[-2:]))
+        name = drafter.source or drafter.label
+        text = text.replace(drafter.path, name)
+        text = re.sub(rf"(?<!\S)\S*{copy}(?=[/:\s]|$)", name.replace("\\", r"\\"), text)
+    return text
+
+
+def _leaks(run: Run) -> Iterator[str]:
+    for drafter in run.job.drafters:
+        if drafter.convention.get("context") == "through_anchor":
+            yield (
+                f"{drafter.label} sees its anchor's own feature (context=through_anchor): a leak that live "
+                "decoding cannot have; its figures are for diagnosis"
+            )
 
 
 def _in_order(drafter: Mapping[str, Any], shapes: Sequence[str]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class EvalOptions:
     tail: str = "full"
     engine: str = "replay"
     payload: Path | None = None
+    release: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,11 @@ def read_prompts(path: Path, count: int | None) -> tuple[bytes, int]:
 
 def _check_words(options: EvalOptions) -> None:
     """Refuses what the payload would refuse by its own tables, before anything is started."""
+    if options.payload is not None and options.release is not None:
+        raise UsageError(
+            "--payload and --release do not go together",
+            "--payload pushes a tree from here, --release uses what the host has: give one",
+        )
     for shape in options.shapes:
         if fault := shape_fault(shape):
             raise UsageError(f"--shape: {fault}", "choose shapes as in --shape chain --shape ddtree:16")

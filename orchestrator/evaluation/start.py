@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import checkpoints, releases
+from orchestrator import checkpoints
 from orchestrator.errors import CheckpointRejectedError, UsageError
+from orchestrator.evaluation.payload import ready_payload
 from orchestrator.evaluation.plan import PROMPTS, Plan, build_job
 from orchestrator.hosts import open_host, resolve_entry
-from orchestrator.payload import load_tree
 from orchestrator.runs.attached import AttachedRun
 from orchestrator.runs.store import RunStore, Where
 from orchestrator.text import human_bytes
@@ -131,7 +131,8 @@ def _distinct(looked: Checkpoint, found: Sequence[Checkpoint]) -> Checkpoint:
 
 def _rejection(errors: Sequence[CheckpointRejectedError]) -> CheckpointRejectedError:
     if len(errors) == 1:
-        return errors[0]
+        only = errors[0]
+        return CheckpointRejectedError(f"{only.message}; nothing was started", only.hint, **only.details)
     lines = "\n".join(f"  {error.message}" for error in errors)
     return CheckpointRejectedError(
         f"{len(errors)} checkpoints were rejected, nothing was started:\n{lines}",
@@ -154,11 +155,9 @@ def prepare(
     """
     drafters = inspect_drafters(chosen, links, report)
     host, entry = links.open(chosen.entry.name), chosen.entry
-    pushed = releases.push(entry, host, load_tree(chosen.options.payload))
-    if pushed.status != "unchanged":
-        report(f"pushed payload {pushed.release[:12]} to {entry.name} ({human_bytes(pushed.sent)})")
+    payload = ready_payload(chosen, host, report)
     specs = [_stage(drafter, chosen, links, report, transfer) for drafter in drafters]
-    job = build_job(chosen, pushed.release, specs)
+    job = build_job(chosen, payload.release, specs)
     run = store.create(job, Where(host=entry.name, workdir=entry.workdir), {PROMPTS: chosen.prompts})
     return AttachedRun(run, host, entry)
 
@@ -201,8 +200,8 @@ def dry_run(chosen: Plan, links: Links, report: Report) -> dict[str, Any]:
     """Looks at everything, changes nothing, and says what an eval would do."""
     drafters = inspect_drafters(chosen, links, report)
     host = links.open(chosen.entry.name)
-    pushed = releases.push(chosen.entry, host, load_tree(chosen.options.payload), dry_run=True)
-    job = build_job(chosen, pushed.release, [])
+    payload = ready_payload(chosen, host, report, dry_run=True)
+    job = build_job(chosen, payload.release, [])
     return {
         "host": chosen.entry.name,
         "target": {"name": job.target.name, "path": job.target.path, "dtype": job.target.dtype},
@@ -210,7 +209,7 @@ def dry_run(chosen: Plan, links: Links, report: Report) -> dict[str, Any]:
         "prompts": {"file": str(chosen.prompts_from), "count": chosen.prompt_count},
         "shapes": job.shapes,
         "max_new_tokens": job.max_new_tokens,
-        "payload": {"release": pushed.release, "status": pushed.status},
+        "payload": payload._asdict(),
         "drafters": [
             {
                 "label": d.label,

@@ -58,6 +58,10 @@ def test_a_push_then_the_same_push_is_one_line_each(lab: Path, run_orch: RunOrch
     assert first.code == 0, first.stderr
     assert first.stdout.startswith(f"ct129  installed  {release}  (4 files, ")
     assert "self-check passed, 2 requests, " in first.stdout
+    steps = [
+        line.split(": ")[1].split()[0] for line in first.stderr.splitlines() if line.startswith("ct129: ")
+    ]
+    assert steps == ["checking", "sending", "verifying"]
     second = run_orch("push", "ct129", "--payload", str(folder), cwd=lab)
     assert second.code == 0
     assert second.stdout.startswith(f"ct129  unchanged  {release}  (1 request, ")

@@ -11,11 +11,13 @@ import pytest
 
 from orchestrator.errors import CheckpointRejectedError, ConfigError, HostFailedError, OrchError, UsageError
 from orchestrator.evaluation import EvalOptions, build_job, plan
-from orchestrator.evaluation.outcome import Outcome
+from orchestrator.evaluation.outcome import Outcome, read_outcome
 from orchestrator.evaluation.plan import read_prompts
+from orchestrator.evaluation.start import _rejection
 from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.runs import Run, RunStore, Where
 from remote_payload.drafters.convention import Convention
-from remote_payload.protocol import DrafterSpec, Job, sha256_hex
+from remote_payload.protocol import SUMMARY_SCHEMA, DrafterSpec, Job, State, sha256_hex, write_json
 from remote_payload.vocabulary import CONVENTION
 
 PROMPTS = [{"id": f"p{number}", "text": "τ?"} for number in range(5)]
@@ -202,8 +204,7 @@ def test_every_end_has_its_exit_code_and_next_command() -> None:
     assert outcome(drafters=({"label": "a", "shapes": {}},)).error() is None
     one_bad = outcome(drafters=({},), rejected=({"label": "b", "reason": "fc is missing"},)).error()
     assert isinstance(one_bad, CheckpointRejectedError)
-    assert "b: fc is missing" in one_bad.message
-    assert "kept" in one_bad.message
+    assert one_bad.message == "1 rejected on h; the others' results are kept:\n  b: fc is missing"
     assert isinstance(
         outcome(verdict="failed", reason="rejected: empty prompt").error(), CheckpointRejectedError
     )
@@ -211,3 +212,45 @@ def test_every_end_has_its_exit_code_and_next_command() -> None:
         error = outcome(verdict=verdict, reason="because").error()
         assert isinstance(error, HostFailedError)
         assert "orch runs resume r" in error.hint
+
+
+def rejected_run(folder: Path) -> Run:
+    spec = DrafterSpec("x", "/home/u/orch/checkpoints/abc123", "abc123", source="ct200:/ckpt/x")
+    leak = DrafterSpec(
+        "y", "/home/u/orch/checkpoints/def456", "def456", convention={"context": "through_anchor"}
+    )
+    job = build_job(plan(inventory(folder, *ONE), EvalOptions(ckpts=("a",))), "h" * 64, [spec, leak])
+    run = RunStore(folder).create(job, Where("gpu1", "/w"), {"prompts.jsonl": b"{}\n"})
+    reason = "/data/real/orch/checkpoints/abc123/config.json: hidden_size is 64, the target's is 128"
+    rejected = [{"label": "x", "reason": reason}]
+    drafters = [{"label": "y", "shapes": {"chain": {"tau": 2.0}}}]
+    summary = {"drafters": drafters, "rejected": rejected, "notes": ["short outputs move `zlab`"]}
+    write_json(run.path / "summary.json", {"schema": SUMMARY_SCHEMA, **summary})
+    state = State("done", reason="rejected: x: /home/u/orch/checkpoints/abc123: its content hash is 1")
+    run.saw("done", state)
+    return run
+
+
+def test_a_rejection_names_the_reference_and_not_the_hosts_copy(tmp_path: Path) -> None:
+    found = read_outcome(rejected_run(tmp_path))
+    assert found.rejected[0]["reason"] == (
+        "ct200:/ckpt/x/config.json: hidden_size is 64, the target's is 128"
+    )
+    assert found.reason == "rejected: x: ct200:/ckpt/x: its content hash is 1"
+
+
+def test_the_notes_of_a_run_and_its_leaks_come_with_its_figures(tmp_path: Path) -> None:
+    short, leak = read_outcome(rejected_run(tmp_path)).notes
+    assert short == "short outputs move `zlab`"
+    assert leak.startswith("y sees its anchor's own feature (context=through_anchor): a leak")
+
+
+def test_one_checkpoint_that_is_refused_says_that_nothing_was_started() -> None:
+    error = _rejection([CheckpointRejectedError("ct200:/x: there is no config.json", "check it", file="/x")])
+    assert error.message == "ct200:/x: there is no config.json; nothing was started"
+    assert (error.hint, error.details) == ("check it", {"file": "/x"})
+
+
+def test_a_payload_and_a_release_do_not_go_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--payload and --release"):
+        plan(inventory(tmp_path, *ONE), EvalOptions(ckpts=("a",), payload=tmp_path, release="current"))

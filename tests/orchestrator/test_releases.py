@@ -591,3 +591,17 @@ def test_pushes_of_different_payloads_at_once_leave_one_whole_release_current(
     assert current(tmp_path) in {item.hash for item in trees}
     assert {release.release for release in list_releases(*there)} == {item.hash for item in trees}
     assert leftovers(tmp_path) == []
+
+
+def test_a_payload_that_breaks_at_its_start_says_the_error_and_its_line_first(
+    there: Any, tmp_path: Path
+) -> None:
+    bad = tree(
+        tmp_path, "bad", helper="raise RuntimeError('boom')\n", __main__="import remote_payload.helper\n"
+    )
+    with pytest.raises(PayloadRejectedError) as caught:
+        push(*there, bad)
+    first, *rest = caught.value.message.splitlines()
+    assert first == "ct129: the self-check failed: RuntimeError: boom, remote_payload/helper.py:1"
+    assert rest[0].startswith("Traceback")
+    assert current(tmp_path) is None

@@ -16,7 +16,7 @@ from orchestrator.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.compare.model import Versus
+    from orchestrator.compare.model import Comparison, Versus
     from orchestrator.compare.stats import Estimate
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "cell",
     "change",
     "figure",
+    "heading",
     "p_value",
     "shorten",
     "sparkline",
@@ -54,6 +55,18 @@ class Cell(NamedTuple):
 def cell(text: str, style: str = "") -> Cell:
     """Makes a cell of any text: what could act on a terminal is shown, not obeyed."""
     return Cell(printable(text), style)
+
+
+def heading(comparison: Comparison) -> str:
+    """What was measured: target, suite, number of prompts, and the dialect if it is not `tau`."""
+    facts = [f"target {comparison.target}"] if comparison.target else []
+    facts += [f"suite {comparison.suite}"] if comparison.suite else []
+    counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
+    few, many = min(counts), max(counts)
+    facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
+    if comparison.dialect != "tau":
+        facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
+    return " · ".join(facts)
 
 
 def figure(estimate: Estimate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.compare.report.cells import LEGEND, figure, sparkline, versus
+from orchestrator.compare.report.cells import LEGEND, figure, heading, sparkline, versus
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ _SPECIAL = re.compile(r"[\\`*|\[\]]")
 
 def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str:
     """Returns the tables and footnotes; text from runs is escaped, also against HTML."""
-    parts = [
+    parts = [f"{_text(heading(comparison))}\n"]
+    parts += [
         f"**NOT STRICTLY COMPARABLE** (allowed): {_text(difference)}\n" for difference in comparison.allowed
     ]
     for block in comparison.blocks:
@@ -61,6 +62,7 @@ def _datasets(block: Block) -> Iterable[Sequence[str]]:
                 for entry in block.entries
             ),
         ]
+    yield ["mean of datasets (τ)", *(f"{entry.dataset_mean:.2f}" for entry in block.entries)]
 
 
 def _positions(block: Block) -> Iterable[Sequence[str]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from orchestrator.compare.report.abbreviate import abbreviate
 from orchestrator.compare.report.cells import (
     LEGEND,
     STYLES,
@@ -22,6 +23,7 @@ from orchestrator.compare.report.cells import (
     align,
     cell,
     figure,
+    heading,
     shorten,
     sparkline,
     versus,
@@ -72,6 +74,7 @@ def to_rich(lines: Iterable[Line]) -> Text:
 
 def layout(comparison: Comparison, view: View) -> list[Line]:
     """Returns the lines of the tables, samples and footnotes."""
+    comparison, legend = abbreviate(comparison)
     lines: list[Line] = [*_heading(comparison)]
     several = any(len(entry.datasets) > 1 for block in comparison.blocks for entry in block.entries)
     for number, block in enumerate(comparison.blocks):
@@ -82,19 +85,12 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
             lines += [[], *_positions(block)]
     for sample in comparison.samples:
         lines += [[], *_sample(sample)]
-    lines += [[], *_footnotes(comparison)]
+    lines += [[], *_footnotes(comparison, legend)]
     return lines
 
 
 def _heading(comparison: Comparison) -> Iterable[Line]:
-    facts = [f"target {comparison.target}"] if comparison.target else []
-    facts += [f"suite {comparison.suite}"] if comparison.suite else []
-    counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
-    few, many = min(counts), max(counts)
-    facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
-    if comparison.dialect != "tau":
-        facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
-    yield [cell(shorten(" · ".join(facts), WIDTH))]
+    yield [cell(shorten(heading(comparison), WIDTH))]
     for difference in comparison.allowed:
         yield from _wrapped(f"NOT STRICTLY COMPARABLE (allowed): {difference}", "", "bold yellow")
 
@@ -114,8 +110,16 @@ def _rows(
 ) -> list[list[Cell]]:
     unit = "τ" if comparison.dialect == "tau" else comparison.dialect
     against = f"vs {shorten(comparison.baseline, 18)}" if comparison.baseline else ""
+    counts = {entry.clusters for entry in block.entries}
+    count_beside = view.bars and len(counts) > 1  # without bars every row has its count anyway
     has_previous = any(entry.versus_previous for entry in block.entries)
-    header = ["  drafter", f"{unit} [95 % CI]", against, "vs previous" if has_previous else ""]
+    header = [
+        "  drafter",
+        f"{unit} [95 % CI]",
+        "prompts" if count_beside else "",
+        against,
+        "vs previous" if has_previous else "",
+    ]
     rows = [[cell(text, "dim") for text in (*header, "accepted ≥ 1, 2, …" if view.bars else "prompts")]]
     for entry in block.entries:
         mark = "* " if entry.is_baseline else "  "
@@ -126,6 +130,7 @@ def _rows(
             [
                 cell(mark + shorten(entry.name, name_width), "bold" if entry.is_baseline else ""),
                 cell(figure(entry.figure)),
+                cell(str(entry.clusters) if count_beside else ""),
                 beside if comparison.baseline else Cell(""),
                 _versus_cell(entry.versus_previous, detail),
                 cell(sparkline(entry.survival)) if view.bars else cell(str(entry.clusters)),
@@ -216,8 +221,10 @@ def _visible(text: str) -> str:
     return re.sub(r"^ | $| {2,}", lambda match: "·" * len(match.group()), text)
 
 
-def _footnotes(comparison: Comparison) -> Iterable[Line]:
+def _footnotes(comparison: Comparison, legend: Sequence[str]) -> Iterable[Line]:
     yield from _wrapped(LEGEND, "", "dim")
+    for meaning in legend:
+        yield from _wrapped(meaning, "- ", "")
     for note in comparison.footnotes:
         yield from _wrapped(note, "- ", "")
     for warning in comparison.warnings:

@@ -228,12 +228,22 @@ def last_object(data):
     return None
 
 
+def last_words(code, printed):
+    """What a program that broke off said: the error and the line of the payload first, then all of it."""
+    import re
+
+    places = re.findall(r'File "[^"]*?(remote_payload/[^"]+)", line (\d+)', printed)
+    if "Traceback" not in printed or not places:
+        return f"it ended with {code} and printed: {printed[-1500:]}"
+    return f"{printed.splitlines()[-1]}, {places[-1][0]}:{places[-1][1]}\n{printed}"
+
+
 def refusal(answer, code, out, err):
     """The failure of a self-check: a package that the host lacks is the host's matter, all else the payload's."""
     import re
 
     problems = [str(problem) for problem in (answer or {}).get("problems") or []]
-    said = "; ".join(problems[:20]) or f"it ended with {code} and printed: {tail(out + err)}"
+    said = "; ".join(problems[:20]) or last_words(code, tail(out + err, 4000))
     absent = re.findall(r"No module named ['\"]([\w.]+)['\"]", "\n".join(problems) + tail(out + err, 4000))
     outside = sorted({name for name in absent if name.split(".")[0] != "remote_payload"})
     if outside:

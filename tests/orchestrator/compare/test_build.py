@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison, Entry
 from orchestrator.compare.names import natural_key
+from orchestrator.compare.notes import _rules_differ
+from orchestrator.compare.stats import Estimate
 from orchestrator.errors import UsageError
 from remote_payload import tau
 from remote_payload.protocol import DrafterSpec, Row
@@ -168,7 +171,7 @@ def test_few_prompts_have_no_interval_no_verdict_and_a_footnote(tmp_path: Path) 
     assert entry.versus_baseline is not None
     assert entry.versus_baseline.verdict == "~"
     assert result.footnotes[0].startswith("need ≥ 6 prompts")
-    assert "a has 5, b has 5" in result.footnotes[0]
+    assert result.footnotes[0].endswith(": there are 5"), "once, not once a drafter"
 
 
 def test_an_undecided_comparison_says_how_many_prompts_would_decide(tmp_path: Path) -> None:
@@ -224,3 +227,44 @@ def test_an_unknown_dialect_lists_them(tmp_path: Path) -> None:
 
 def test_labels_sort_as_people_count() -> None:
     assert sorted(["s10", "s9", "s", "a2b", "a10b"], key=natural_key) == ["a2b", "a10b", "s", "s9", "s10"]
+
+
+def test_some_drafters_with_few_prompts_are_listed_by_their_number(tmp_path: Path) -> None:
+    rows = [*rows_of("a", 1.2, range(8)), *rows_of("b", 1.3, range(5)), *rows_of("c", 1.4, range(5))]
+    assert compared(tmp_path, rows, Wanted("a")).footnotes[0].endswith(": b, c have 5")
+
+
+def test_only_steps_of_one_training_are_compared_with_the_one_before(tmp_path: Path) -> None:
+    labels = ("alpha", "beta", "lr1_step_9", "lr1_step_10", "lr2_step_9")
+    rows = [one for label in labels for one in rows_of(label, 2.0, range(8))]
+    found = by_name(compared(tmp_path, rows, Wanted("alpha")))
+    previous = {name: entry.versus_previous for name, entry in found.items()}
+    assert {name: v.against for name, v in previous.items() if v} == {"lr1_step_10": "lr1_step_9"}
+
+
+def test_variants_of_one_step_are_not_steps_of_each_other(tmp_path: Path) -> None:
+    rows = [*rows_of("step_9", 2.0, range(8)), *rows_of("step_9", 2.2, range(8), block_size=6)]
+    rows += [*rows_of("step_20", 2.0, range(8)), *rows_of("step_20", 2.2, range(8), block_size=6)]
+    found = by_name(compared(tmp_path, rows, Wanted("none")))
+    assert {n: e.versus_previous.against for n, e in found.items() if e.versus_previous} == {
+        "step_20 [B 6]": "step_9 [B 6]",
+        "step_20 [B 8]": "step_9 [B 8]",
+    }
+
+
+def test_a_verdict_that_the_interval_seems_to_contradict_is_explained(tmp_path: Path) -> None:
+    base = compared(tmp_path, [*rows_of("a", 2.0, range(8)), *rows_of("b", 2.0, range(8))], Wanted("a"))
+    (block,) = base.blocks
+    first, second = block.entries
+    assert second.versus_baseline is not None
+
+    def notes(verdict: str, low: float, high: float) -> list[str]:
+        versus = replace(second.versus_baseline, verdict=verdict, change=Estimate(-0.3, low, high))
+        return list(_rules_differ([replace(block, entries=(first, replace(second, versus_baseline=versus)))]))
+
+    (undecided,) = notes("~", -0.528, -0.088)
+    assert undecided.startswith("~ chain: undecided although the interval leaves out 0 (b against a): ")
+    assert "adjusted for all comparisons of the table" in undecided
+    (decided,) = notes("worse", -0.5, 0.01)
+    assert "decided although the interval holds 0" in decided
+    assert notes("~", -0.5, 0.01) == notes("worse", -0.5, -0.1) == []

@@ -234,3 +234,39 @@ def test_figures_are_written_one_way() -> None:
 @given(st.text(max_size=40), st.integers(8, 40))
 def test_a_shortened_name_fits(text: str, width: int) -> None:
     assert cell_len(shorten(text, width)) <= width
+
+
+def test_a_row_over_fewer_prompts_shows_how_many(tmp_path: Path) -> None:
+    rows = [*rows_of("a", 2.0, range(24)), *rows_of("b", 2.0, range(8))]
+    whole = compare(load([Source(write_run(tmp_path / "run", rows))]), Wanted("a"))
+    lines = to_plain(layout(whole, View())).splitlines()
+    header = next(line for line in lines if "[95 % CI]" in line)
+    column = header.index("prompts")
+    assert [line[column:].split()[0] for line in lines if line[2:3] in ("a", "b") and "[" in line] == [
+        "24",
+        "8",
+    ]
+    same = compare(load([Source(write_run(tmp_path / "same", rows_of("a", 2.0)))]), Wanted())
+    assert "prompts" not in to_plain(layout(same, View())).split("[95 % CI]")[1].splitlines()[0]
+
+
+def test_settings_in_names_become_letters_with_a_legend_and_labels_stay_whole(tmp_path: Path) -> None:
+    rows = [
+        one
+        for label in ("step_0040", "step_0160")
+        for limit in (32, 96)
+        for one in rows_of(label, 2.0, range(8), max_new_tokens=limit)
+    ]
+    runs = [
+        write_run(tmp_path / f"run-{n}", [r for r in rows if r.max_new_tokens == n], max_new_tokens=n)
+        for n in (32, 96)
+    ]
+    loaded = load([Source(run) for run in runs])
+    whole = compare(loaded, Wanted(baseline="none", allow=("max_new_tokens",)))
+    text = to_plain(layout(whole, View(frozenset({"dataset"}), bars=False)))
+    assert "…" not in text
+    assert "- [a]: max_new_tokens=32\n- [b]: max_new_tokens=96\n" in text
+    for name in ("step_0040 [a]", "step_0040 [b]", "step_0160 [a]", "step_0160 [b]"):
+        assert text.count(name) >= 2, "in the table and by dataset"
+    names = {entry.name for entry in whole.blocks[0].entries}
+    assert "step_0040 [max_new_tokens=32]" in names, "documents keep the full name"

@@ -1,0 +1,98 @@
+"""How far something has come, as lines in a log and as steps of several hosts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from orchestrator.cli.progress import HostSteps, PlainView
+from orchestrator.cli.watching import _Narrator
+from orchestrator.launch import Handle, Observation
+from remote_payload.protocol import Event, State
+
+
+def step(phase: str, done: int, total: int, rate: float | None = None, drafter: str = "") -> Event:
+    return Event(phase, drafter, done, total, rate)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def narrated(events: list[Event], capsys: pytest.CaptureFixture[str], drafters: int = 1) -> list[str]:
+    handle = Handle("ct129", "j", "r")
+    narrator = _Narrator(PlainView(Clock()), drafters)
+    for event in events:
+        narrator.look(Observation(handle, "running", State("running"), (event,)))
+    return capsys.readouterr().err.splitlines()
+
+
+def test_every_phase_is_one_line_with_its_end_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [
+        step("load_target", 0, 1),
+        step("load_target", 1, 1),
+        step("trajectories", 0, 35),
+        step("trajectories", 20, 35, 14.0),
+        step("trajectories", 35, 35, 15.0),
+        step("evaluate", 0, 35, drafter="a"),
+        step("evaluate", 35, 35, 20.0, "a"),
+    ]
+    assert narrated(events, capsys) == [
+        "loading the target",
+        "continuing the prompts  35/35 prompts  15.0/s",
+        "drafting a (1/1 checkpoints)  35/35 prompts  20.0/s",
+    ]
+
+
+def test_prompts_that_were_all_kept_are_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [step("trajectories", 0, 35), step("features", 0, 35), step("features", 35, 35)]
+    assert narrated(events, capsys) == [
+        "continuing the prompts  35/35 prompts, kept from before",
+        "reading the target's features  35/35 prompts",
+    ]
+
+
+def test_a_long_phase_says_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    view = PlainView(clock)
+    for second in range(25):
+        clock.now = float(second)
+        view.step("drafting", step("evaluate", second, 100))
+    assert capsys.readouterr().err.splitlines() == ["drafting  10/100 prompts", "drafting  20/100 prompts"]
+
+
+def test_the_start_is_not_silent_and_a_rejection_is_left_to_the_outcome(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handle = Handle("ct129", "j", "r")
+    narrator = _Narrator(PlainView(), 1)
+    rejected = Event("rejected", "a", message="fc.weight is missing")
+    for events in ((), (), (rejected,)):
+        narrator.look(Observation(handle, "running", State("running"), events))
+    assert capsys.readouterr().err == "starting the worker on ct129\n"
+
+
+def test_steps_of_several_hosts_are_lines_that_name_them(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = HostSteps(quiet=False, live=False)
+    steps.say("ct129", "sending 1.0 KiB")
+    steps.say("ct200", "verifying")
+    steps.show("ct129", lambda: print("ct129 installed"))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("ct129 installed\n", "ct129: sending 1.0 KiB\nct200: verifying\n")
+
+
+def test_on_a_terminal_results_still_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = HostSteps(quiet=False, live=True)
+    before = sys.stdout
+    steps.say("ct129", "sending")
+    steps.say("ct200", "sending")
+    steps.show("ct129", lambda: print("ct129 installed"))
+    steps.show("ct200", lambda: print("ct200 installed"))
+    assert capsys.readouterr().out == "ct129 installed\nct200 installed\n"
+    assert sys.stdout is before
+    steps.close()
