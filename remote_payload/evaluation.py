@@ -25,6 +25,7 @@ from remote_payload.engines.live.verify import Verifier
 from remote_payload.errors import CheckpointError
 from remote_payload.feature_store import FeatureStore
 from remote_payload.features import DiskFeatures, Features, Recomputed, capture_features
+from remote_payload.figures import repeated_share
 from remote_payload.fingerprint import model_hash, template_hash
 from remote_payload.items import Item, continue_prompts
 from remote_payload.measure import Measurement, Measuring
@@ -134,6 +135,10 @@ class Evaluation:
         return self.cache / "features" / f"ends-{sha256_hex(canonical_json(key))[:24]}.json"
 
     def _drop_misfits(self, target: Target) -> None:
+        def embed(token: int) -> torch.Tensor:
+            return target.embed(torch.tensor(token, device=target.device))
+
+        norms: dict[str, float] = {}
         for candidate in list(self.candidates):
             try:
                 self.outcome.notes += check_fit(
@@ -141,10 +146,15 @@ class Evaluation:
                     num_layers=target.num_layers,
                     hidden_size=target.hidden_size,
                     vocab_size=target.vocab_size,
-                    embed=lambda token: target.embed(torch.tensor(token, device=target.device)),
+                    embed=embed,
                 )
             except CheckpointError as error:
                 self._refuse(candidate, error)
+            else:
+                norms[candidate.spec.label] = round(
+                    float(embed(candidate.config.mask_token_id).float().norm()), 6
+                )
+        self.outcome.facts["mask_row_norms"] = norms
 
     def _measure(self, target: Target, path: dict[str, Any]) -> None:
         job = self.job
@@ -174,6 +184,9 @@ class Evaluation:
             "device": _device_name(target.device),
             "prompts": len(self.prompts),
             "items": len(items),
+            "output_repetition": repeated_share(
+                item.trajectory.tokens[: need.output_length(item.trajectory.tokens)] for item in items
+            ),
         }
         of = Measurement(job, path["target"], template, need, self.sampling, self.shapes)
         if "replay" in ENGINES[job.engine]:

@@ -90,6 +90,7 @@ class Measuring:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer
         self._sampled, self._room = sampled, room
+        self._drafted = self._not_finite = 0
         self.notes: list[str] = []
 
     def missing(self, candidate: Candidate, item: Item) -> tuple[Shape, ...]:
@@ -121,7 +122,7 @@ class Measuring:
             dtype=target.dtype,
         )
         self._note_own_parts(candidate, drafter, target, items)
-        done = 0
+        self._drafted = self._not_finite = done = 0
         self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
         for batch in batches(items, self._of.job.batch_tokens):
             # After a crash between two rows of an item, only what is missing of it is run.
@@ -133,6 +134,11 @@ class Measuring:
                     self._group(candidate, drafter, target, group, features, shapes)
             done += len(batch)
             self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
+        if self._not_finite:
+            self.notes.append(
+                f"{candidate.spec.label}: {self._not_finite} of {self._drafted} drafted blocks have NaN or infinite "
+                f"logits in {self._of.job.target.dtype}; its tau is not to be believed: use bfloat16 or float32"
+            )
 
     def _note_own_parts(
         self, candidate: Candidate, drafter: DFlashDrafter, target: Target, items: Sequence[Item]
@@ -169,6 +175,8 @@ class Measuring:
                 self._room,
             )
             self._batch(candidate, replay, some, shapes, started)
+            self._drafted += replay.drafted
+            self._not_finite += replay.not_finite
 
         self._room.pieces("prompts drafted", len(group), len(group), run)
 

@@ -12,14 +12,17 @@ import torch
 import transformers
 
 from remote_payload.engines.parity import engine_reports
+from remote_payload.figures import duplicate_rates
 from remote_payload.plan import Refusal
-from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, write_json
-from remote_payload.summary import bias_notes, summarize
+from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, iter_jsonl, write_json
+from remote_payload.summary import bias_notes, overshoot_notes, summarize
 
 __all__ = ["ENGINES", "Outcome", "merged", "write_summary"]
 
 ENGINES = {"replay": ("replay",), "live": ("live",), "both": ("replay", "live")}
 """A job's `engine` -> the engines that run; the first one's rows make the summary's figures."""
+_SAME_DRAFTER = {"drafter_hash": "hash", "block_size": "block_size", "convention": "convention"}
+"""Fields of a sample -> the fields of a summary's drafter that they have to equal."""
 _SUMMED = ("items", "prefill_disagreements")
 """Facts that count a share's own work; all others are the same for every share."""
 
@@ -62,10 +65,14 @@ def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome)
     engines = ENGINES[job.engine]
     by_engine = {e: summarize((row for row in rows if row.engine == e), tail=job.tail) for e in engines}
     drafters = by_engine[engines[0]]
+    samples = list(iter_jsonl(folder / "samples.jsonl"))
+    for drafter in drafters:
+        own = [s for s in samples if all(s[key] == drafter[name] for key, name in _SAME_DRAFTER.items())]
+        drafter["adjacent_duplicates"] = duplicate_rates(own)
     reports = engine_reports(rows, folder) if "live" in by_engine else {}
     if len(by_engine) > 1:
         reports["live"] = by_engine["live"]
-    notes = [*outcome.notes, *bias_notes(drafters)]
+    notes = [*outcome.notes, *overshoot_notes(drafters)]
     if disagreements := outcome.facts.get("prefill_disagreements"):
         notes.append(
             f"{disagreements} tokens of the recorded continuations are not what one whole forward pass in "
@@ -84,6 +91,7 @@ def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome)
         "drafters": drafters,
         "rejected": [asdict(refusal) for refusal in outcome.refused],
         "notes": notes,
+        "dialect_notes": bias_notes(drafters),
         "seconds": outcome.seconds,
         "versions": {
             "python": platform.python_version(),

@@ -21,7 +21,10 @@ from remote_payload.tau import (
     truncate,
 )
 
-__all__ = ["bias_notes", "summarize"]
+__all__ = ["bias_notes", "overshoot_notes", "summarize"]
+
+OVERSHOOT_WORTH_A_NOTE = 0.15
+"""The share of tau past the ends of outputs from which a reader is told."""
 
 
 def summarize(rows: Iterable[Row], *, tail: str = "full") -> list[dict[str, Any]]:
@@ -97,6 +100,24 @@ def bias_notes(drafters: Iterable[dict[str, Any]]) -> list[str]:
         for dialect, (bias, where) in worst.items()
         if abs(bias) > BIAS_WORTH_A_WARNING
     ]
+
+
+def overshoot_notes(drafters: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns a sentence if much of tau lies past the ends of outputs: they are short for such long rounds."""
+    cuts = [
+        (entry["short_output_bias"]["tau_truncated"], f"{drafter['label']}, {shape}")
+        for drafter in drafters
+        for shape, entry in drafter["shapes"].items()
+        if entry["short_output_bias"]["tau_truncated"] is not None
+    ]
+    bias, where = min(cuts, default=(0.0, ""))
+    if bias > -OVERSHOOT_WORTH_A_NOTE:
+        return []
+    note = (
+        "the outputs are short: the last rounds, counted in full, reach past them, and within the outputs alone tau "
+        f"would be lower by up to {-100 * bias:.0f} % ({where}); evaluate longer outputs to compare with others"
+    )
+    return [note]
 
 
 def _number(value: float) -> float | None:

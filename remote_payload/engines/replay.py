@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from remote_payload.engines.candidates import drafts_from_hidden
@@ -75,6 +76,8 @@ class ReplayBatch:
         self._drafter, self._trajectories = drafter, trajectories
         self._room = room or Room(drafter.device)
         self._head = drafter.head(head, vocab_size)
+        self.drafted = self.not_finite = 0
+        """Blocks drafted so far, and those of them with a logit that is NaN or infinite."""
         self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
 
     @torch.no_grad()
@@ -106,7 +109,7 @@ class ReplayBatch:
     def drafts(self, requests: Sequence[tuple[int, int]], candidates: int) -> list[Draft]:
         """Drafts at anchors, as `hidden`, with so many candidates per slot."""
         head = self._head
-        return drafts_from_hidden(
+        found = drafts_from_hidden(
             self.hidden(requests),
             head.logits,
             head.size,
@@ -114,6 +117,10 @@ class ReplayBatch:
             token_ids=head.token_ids,
             room=self._room,
         )
+        # One such logit makes the slot's normaliser, and so its best log-probability, no number.
+        self.drafted += len(found)
+        self.not_finite += sum(not np.isfinite(draft.logprobs[:, 0]).all() for draft in found)
+        return found
 
     def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
         """Walks every prompt under every shape.

@@ -202,3 +202,31 @@ def test_turns_of_a_conversation_follow_the_targets_own_answers(tmp_path: Path) 
     assert sorted((row.prompt_id, row.turn) for row in rows) == [("c", 0), ("c", 1), ("d", 0)]
     turns = {row.turn: row for row in rows if row.prompt_id == "c"}
     assert turns[1].prompt_tokens > turns[0].prompt_tokens + turns[0].output_tokens
+
+
+@pytest.mark.slow
+def test_the_summary_keeps_the_diagnostics(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert set(summary["mask_row_norms"]) == {"drafter-b8-mid", "last"}
+    assert all(norm > 0.01 for norm in summary["mask_row_norms"].values())
+    assert 0 < summary["output_repetition"] < 1  # this target's own text loops
+    for drafter in summary["drafters"]:
+        rates = drafter["adjacent_duplicates"]
+        assert 0 < rates["draft"] <= 1
+        assert 0 < rates["truth"] <= 1
+        chain = drafter["shapes"]["chain"]
+        assert sum(bucket["rounds"] for bucket in chain["by_context_length"].values()) == chain["rounds"]
+    assert not any("NaN" in note for note in summary["notes"])
+
+
+@pytest.mark.slow
+def test_blocks_without_numbers_are_counted_and_told(
+    broken_copy: Callable[..., Path], tmp_path: Path
+) -> None:
+    # Finite weights whose products overflow: what float16 does to some drafters.
+    bad = broken_copy(tensors=lambda s: s["fc.weight"].mul_(1e38))
+    out = tmp_path / "out"
+    done = _run(out, "--max-new-tokens", "8", drafters=[f"huge={bad}"])
+    assert done.returncode == 0, done.stderr
+    (note,) = [n for n in json.loads((out / "summary.json").read_text())["notes"] if "NaN or infinite" in n]
+    assert note.startswith("huge: ")
