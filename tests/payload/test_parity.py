@@ -22,7 +22,8 @@ from remote_payload.engines.live import LiveDecoder, LiveWalk, make_verifier
 from remote_payload.engines.live.rows import Details, DetailsFile, Divergence, first_divergence
 from remote_payload.engines.parity import lossless_report, parity_report, reports_as_text, rounding_gap
 from remote_payload.engines.replay import ReplayBatch
-from remote_payload.items import Item, capture_features
+from remote_payload.features import capture_features
+from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.protocol import Row, iter_jsonl
 from remote_payload.results import Silent
@@ -56,7 +57,7 @@ def _both(
     captured = capture_features(
         harness.target, items, drafter.feature_indices, sampling, batch_tokens=1 << 20, progress=Silent()
     )
-    features = [captured.columns(item, drafter.feature_indices) for item in items]
+    features = captured.of(items, drafter.feature_indices)
     head, vocab = harness.target.head, harness.target.vocab_size
     shapes = parse_shapes(SHAPES)
     replayed = ReplayBatch(drafter, paths, features, head, vocab).walk(shapes, need)
