@@ -22,7 +22,8 @@ from remote_payload.engines.live import LiveDecoder, LiveWalk, make_verifier
 from remote_payload.engines.live.rows import Details, DetailsFile, Divergence, first_divergence
 from remote_payload.engines.parity import lossless_report, parity_report, reports_as_text, rounding_gap
 from remote_payload.engines.replay import ReplayBatch
-from remote_payload.items import Item, capture_features
+from remote_payload.features import capture_features
+from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.protocol import Row, iter_jsonl
 from remote_payload.results import Silent
