@@ -20,6 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "examples" / "tiny"
 WAYS = ("ram", "disk", "recompute")
+BIG = """
+import sys
+from transformers import Qwen3Config, Qwen3ForCausalLM
+sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 8}
+Qwen3ForCausalLM(
+    Qwen3Config(vocab_size=32000, num_key_value_heads=4, head_dim=64, **sizes)
+).save_pretrained(sys.argv[1])
+"""
 ENDS = """
 import sys, time, torch
 from pathlib import Path
@@ -74,18 +82,8 @@ def evaluate(folder: Path, name: str, features: str, prompts: int, tokens: int) 
 
 def ends(folder: Path) -> dict[str, dict[str, float]]:
     """Loads a random target of about 0.4 GB whole, and its ends only."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=32000,
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=20,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder / "big")
+    # Written by a process of its own: a child's peak counts what its parent held when it was forked.
+    run([sys.executable, "-c", BIG, str(folder / "big")])
     command = [sys.executable, "-c", ENDS, str(folder / "big"), str(folder / "ends.json")]
     run([*command, "record"])
     found = {}
