@@ -202,6 +202,11 @@ def cancel(
         typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
     else:
         typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
+        if done.state.started is None:
+            talk(
+                f"it had not begun, so nothing was measured; to run it after all: orch runs resume {run.job_id}"
+            )
+            return
         talk(f"its rows are kept: orch runs pull {run.job_id}, or orch runs resume {run.job_id}")
 
 
