@@ -20,6 +20,7 @@ __all__ = ["register"]
 LIST_SCHEMA = "orch/runs/1"
 RUN_SCHEMA = "orch/run/1"
 EVAL_SCHEMA = "orch/eval/1"
+_WIDTH = 100
 
 
 def register(app: typer.Typer) -> None:
@@ -111,12 +112,22 @@ def _print_table(described: list[dict[str, Any]]) -> None:
 
     rows = [["run", "state", "results", "host", "suite", "age", "drafters"]]
     for run in described:
-        drafters = ", ".join(run["drafters"][:4]) + (" …" if len(run["drafters"]) > 4 else "")
         age = human_seconds(max(0.0, time.time() - run["created"]))
-        rows.append(
-            [run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, drafters]
-        )
+        rows.append([run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, ""])
+    room = _WIDTH - sum(max(len(row[column]) for row in rows) + 2 for column in range(6))
+    for row, run in zip(rows[1:], described, strict=True):
+        row[6] = _some(run["drafters"], max(room, 16))
     _print_columns(rows)
+
+
+def _some(names: list[str], room: int) -> str:
+    """As many whole names as there is room for, the first at least, and how many more there are."""
+    for count in range(len(names), 0, -1):
+        more = f" +{len(names) - count}" if count < len(names) else ""
+        text = ", ".join(names[:count]) + more
+        if len(text) <= room or count == 1:
+            return text
+    return ""
 
 
 def _print_columns(rows: list[list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.runs import _print_table
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.store import PULLED_SCHEMA
 from remote_payload import protocol
@@ -120,6 +122,26 @@ def recorded(project: Path, job_id: str, log: bytes) -> None:
     protocol.write_json(
         run.path / "pulled.json", {"schema": PULLED_SCHEMA, "files": {"worker.log": entry}, **about}
     )
+
+
+def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    about = {
+        "state": "done",
+        "results": "complete",
+        "host": "ct129",
+        "suite": "quick",
+        "created": time.time(),
+    }
+    run = {"run": "20261130-044552-quick-7c8e79", **about}
+    names = [f"step_{n:04d}" for n in range(12)]
+    _print_table([{**run, "drafters": names}, {**run, "drafters": names[:1]}, {**run, "drafters": []}])
+    _, many, one, none = capsys.readouterr().out.splitlines()
+    assert len(many) <= 100
+    assert re.search(r"step_0000(, step_\d{4})* \+\d+$", many)
+    assert one.endswith("  step_0000")
+    assert "step" not in none
 
 
 def test_an_empty_log_is_said_and_a_log_is_one_json_document_on_request(
