@@ -14,6 +14,7 @@ from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 if TYPE_CHECKING:
     from orchestrator.runs import Pulled, Run
     from orchestrator.runs.attached import AttachedRun
+    from remote_payload.protocol import State
 
 __all__ = ["register"]
 
@@ -26,17 +27,17 @@ _WIDTH = 100
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
     group = typer.Typer(help="The record of runs: list, show, follow, end, bring home.", no_args_is_help=True)
-    for name, command in (
-        ("ls", ls),
-        ("show", show),
-        ("logs", logs),
-        ("attach", attach),
-        ("cancel", cancel),
-        ("pull", pull),
-        ("resume", resume),
-        ("rm", rm),
+    for name, command, short in (
+        ("ls", ls, "List runs, oldest first."),
+        ("show", show, "Show one run and its figures."),
+        ("logs", logs, "Print what the worker printed."),
+        ("attach", attach, "Follow a run to its end, and pull."),
+        ("cancel", cancel, "End a run's job, with proof."),
+        ("pull", pull, "Bring results home and verify them."),
+        ("resume", resume, "Go on with a job that ended early."),
+        ("rm", rm, "Remove a run from the record here."),
     ):
-        group.command(name)(command)
+        group.command(name, short_help=short)(command)
     app.add_typer(group, name="runs")
 
 
@@ -201,6 +202,7 @@ def cancel(
     name: RunArgument,
     grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds between TERM and KILL.")] = 10.0,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
     """End a run's job and prove that no process of it is left."""
@@ -213,15 +215,22 @@ def cancel(
         typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
     else:
         typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
-        if done.state.started is None:
-            talk(
-                f"it had not begun, so nothing was measured; to run it after all: orch runs resume {run.job_id}"
-            )
-            return
-        talk(f"its rows are kept: orch runs pull {run.job_id}, or orch runs resume {run.job_id}")
+        talk(_what_is_left(run.job_id, done.state), quiet=quiet)
 
 
-def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+def _what_is_left(job_id: str, state: State) -> str:
+    """What a cancelled job leaves, and how to come back to it."""
+    if state.started is None:
+        return f"it had not begun, so nothing was measured; to run it after all: orch runs resume {job_id}"
+    return f"its rows are kept: orch runs pull {job_id}, or orch runs resume {job_id}"
+
+
+def pull(
+    name: RunArgument,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
     """Bring a run's results home and verify them; what is here already is not sent again."""
     with opened_run(inventory, name) as attached:
         pulled = attached.pull()
@@ -235,7 +244,7 @@ def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
     typer.echo(
         f"{run.job_id}: {len(pulled.files)} files, {human_bytes(size)}, all as its manifest says: {run.path}"
     )
-    talk(f"next: orch compare {run.job_id}")
+    talk(f"next: orch compare {run.job_id}", quiet=quiet)
 
 
 def resume(

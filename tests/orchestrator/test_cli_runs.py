@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.runs import _print_table
+from orchestrator.cli.runs import _print_table, _what_is_left
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.store import PULLED_SCHEMA
 from remote_payload import protocol
@@ -142,6 +142,12 @@ def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_mo
     assert re.search(r"step_0000(, step_\d{4})* \+\d+$", many)
     assert one.endswith("  step_0000")
     assert "step" not in none
+
+
+def test_a_job_that_was_cancelled_before_it_began_kept_no_rows() -> None:
+    assert "rows are kept" not in _what_is_left("j", protocol.State("cancelled"))
+    assert "orch runs resume j" in _what_is_left("j", protocol.State("cancelled"))
+    assert "its rows are kept" in _what_is_left("j", protocol.State("cancelled", started=1.0))
 
 
 def test_an_empty_log_is_said_and_a_log_is_one_json_document_on_request(
