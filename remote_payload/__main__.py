@@ -12,6 +12,7 @@ _COMMANDS = {
     "eval": "evaluate drafters on this machine",
     "selfcheck": "prove that this payload computes what it should, here",
     "worker": "run a job's folder (started by the supervisor)",
+    "share": "run a part of a job (started by a worker that has several)",
     "supervise": "launch, observe, cancel and resume jobs",
 }
 
@@ -27,6 +28,10 @@ def main(argv: list[str]) -> int:
         from remote_payload.cli import worker_main
 
         return worker_main(argv[1:])
+    if command == "share":
+        from remote_payload.worker import share_main
+
+        return share_main(argv[1:])
     if command == "selfcheck":
         from remote_payload.selfcheck import main as selfcheck_main
 

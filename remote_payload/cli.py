@@ -131,6 +131,8 @@ def _job(args: argparse.Namespace) -> Job:
         device=args.device,
         threads=args.threads,
         batch_tokens=args.batch_tokens,
+        gpus=args.gpus,
+        workers=args.workers,
         created=time.time(),
     )
 
@@ -217,8 +219,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
-    add("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
-    add("--features", default="ram", choices=["ram", "disk", "recompute"])
+    add("--gpus", type=int, default=0, metavar="N", help="N GPUs, one worker each; prompts are dealt out")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N worker processes on the device, as --device cpu",
+    )
+    add(
+        "--threads", type=int, default=0, help="CPU threads of a worker (default: torch's choice, shared out)"
+    )
+    add(
+        "--features",
+        default="ram",
+        choices=["ram", "disk", "recompute"],
+        help="the target's features: in memory, on disk under --cache for later runs, or made again per batch",
+    )
     add("--batch-tokens", type=int, default=16384, help="tokens of prompt and output in one batch")
     add("--tail", default="full", choices=["full", "truncated"], help="of summaries; rows are always in full")
     add("--samples", type=int, default=8, help="prompts whose drafts are kept as samples")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
 from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
-from remote_payload.items import Captured, Item, batches
+from remote_payload.items import Item, batches
 from remote_payload.protocol import Job, Row, row_key
 from remote_payload.samples import chosen_anchors, sample_record
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, Shape
 
 if TYPE_CHECKING:
+    from remote_payload.drafters.checkpoint import Checkpoint
+    from remote_payload.features import Features
+    from remote_payload.memory import Room
     from remote_payload.plan import Candidate
     from remote_payload.results import Reporter, ResultFolder
     from remote_payload.target import Target
@@ -70,33 +73,47 @@ class Measuring:
         results: where rows and samples go; rows that are there are not run again.
         progress: where steps are reported.
         tokenizer: shows the text of samples; None shows ids only.
+        sampled: ids of the prompts whose drafts are kept.
+        room: what fits on the device.
     """
 
     def __init__(
-        self, measurement: Measurement, results: ResultFolder, progress: Reporter, tokenizer: Any
+        self,
+        measurement: Measurement,
+        results: ResultFolder,
+        progress: Reporter,
+        tokenizer: Any,
+        *,
+        sampled: frozenset[str],
+        room: Room,
     ) -> None:
         self._of = measurement
         self._results, self._progress, self._tokenizer = results, progress, tokenizer
+        self._sampled, self._room = sampled, room
         self.notes: list[str] = []
+
+    def missing(self, candidate: Candidate, item: Item) -> tuple[Shape, ...]:
+        """Returns the shapes whose rows of a drafter on an item are not on disk."""
+        of = self._of
+        return tuple(
+            s for s in of.shapes if not self._results.has(row_key(of.identity(candidate, item, s.name)))
+        )
 
     def done(self, candidate: Candidate, item: Item) -> bool:
         """Whether every shape of a drafter on an item is on disk."""
-        of = self._of
-        return all(self._results.has(row_key(of.identity(candidate, item, s.name))) for s in of.shapes)
+        return not self.missing(candidate, item)
 
-    def run(self, candidate: Candidate, target: Target, items: Sequence[Item], captured: Captured) -> None:
-        """Evaluates one drafter.
-
-        Raises:
-            CheckpointError: its tensors are refused; nothing of it was written.
-        """
+    def run(
+        self,
+        candidate: Candidate,
+        checkpoint: Checkpoint,
+        target: Target,
+        items: Sequence[Item],
+        features: Features,
+    ) -> None:
+        """Evaluates one drafter."""
         drafter = DFlashDrafter(
-            load_checkpoint(
-                candidate.folder,
-                forgive=candidate.spec.forgive,
-                draft_config=candidate.draft_config,
-                unchanged_since=candidate.stamps,
-            ),
+            checkpoint,
             candidate.convention,
             block_size=candidate.block_size,
             embed=target.embed,
@@ -104,21 +121,16 @@ class Measuring:
             dtype=target.dtype,
         )
         self._note_own_parts(candidate, drafter, target, items)
-        sampled = {item.prompt.hash for item in items[: self._of.job.samples]}
         done = 0
         self._progress.step("evaluate", 0, len(items), drafter=candidate.spec.label)
         for batch in batches(items, self._of.job.batch_tokens):
-            missing = [item for item in batch if not self.done(candidate, item)]
-            if missing:
-                started = time.perf_counter()
-                replay = ReplayBatch(
-                    drafter,
-                    [item.trajectory for item in missing],
-                    [captured.columns(item, drafter.feature_indices) for item in missing],
-                    target.head,
-                    target.vocab_size,
-                )
-                self._batch(candidate, replay, missing, sampled, started)
+            # After a crash between two rows of an item, only what is missing of it is run.
+            groups: dict[tuple[Shape, ...], list[Item]] = defaultdict(list)
+            for item in batch:
+                groups[self.missing(candidate, item)].append(item)
+            for shapes, group in groups.items():
+                if shapes:
+                    self._group(candidate, drafter, target, group, features, shapes)
             done += len(batch)
             self._progress.step("evaluate", done, len(items), drafter=candidate.spec.label)
 
@@ -134,24 +146,52 @@ class Measuring:
         if ceiling:
             self.notes.append(ceiling)
 
+    def _group(
+        self,
+        candidate: Candidate,
+        drafter: DFlashDrafter,
+        target: Target,
+        group: Sequence[Item],
+        features: Features,
+        shapes: tuple[Shape, ...],
+    ) -> None:
+        """Runs items that lack the same shapes; a batch that does not fit is halved."""
+
+        def run(start: int, stop: int) -> None:
+            started = time.perf_counter()
+            some = group[start:stop]
+            replay = ReplayBatch(
+                drafter,
+                [item.trajectory for item in some],
+                features.of(some, drafter.feature_indices),
+                target.head,
+                target.vocab_size,
+                self._room,
+            )
+            self._batch(candidate, replay, some, shapes, started)
+
+        self._room.pieces("prompts drafted", len(group), len(group), run)
+
     def _batch(
         self,
         candidate: Candidate,
         replay: ReplayBatch,
         batch: Sequence[Item],
-        sampled: set[str],
+        wanted: tuple[Shape, ...],
         started: float,
     ) -> None:
-        # The chain's walk says which rounds are the worst, so it is walked even where it was not asked for.
-        wanted = self._of.shapes
-        walked_shapes = wanted if any(s.name == Chain.name for s in wanted) else (*wanted, Chain())
-        walks = replay.walk(walked_shapes, self._of.need)
+        # Samples are on disk before rows are: where a row is, they are not made again. The chain's walk says
+        # which rounds are the worst, so for samples it is walked even where it was not asked for.
+        fresh = wanted == self._of.shapes and candidate.drafts > 0
+        showing = [fresh and item.prompt.id in self._sampled for item in batch]
+        with_chain = any(showing) and all(s.name != Chain.name for s in wanted)
+        walks = replay.walk((*wanted, Chain()) if with_chain else wanted, self._of.need)
         share = round((time.perf_counter() - started) / (len(batch) * len(wanted)), 6)
         rows: list[Row] = []
         samples: list[dict[str, Any]] = []
         for place, (item, walked) in enumerate(zip(batch, walks, strict=True)):
             rows += [self._row(candidate, item, shape.name, walked[shape.name], share) for shape in wanted]
-            if item.prompt.hash in sampled and candidate.drafts:
+            if showing[place]:
                 samples += self._samples(candidate, replay, place, item, walked[Chain.name])
         self._results.add(rows, samples)
 

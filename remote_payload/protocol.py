@@ -186,7 +186,7 @@ def read_json(path: Path) -> Any:
 
 def trim_torn_line(path: Path) -> int:
     """Cuts off a last line that has no end. Returns the number of bytes removed (0 for a sound file)."""
-    if not path.exists():
+    if not path.is_file():
         return 0
     with path.open("r+b") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -349,7 +349,9 @@ class Job:
     """What is to be run: `job.json`.
 
     `prompts` is a path relative to the job's folder. `stop_ids` None means the target's own generation
-    config, an empty list means no stop. `samples` is the number of prompts whose drafts are kept.
+    config, an empty list means no stop. `samples` is the number of prompts whose drafts are kept, from the first.
+    `gpus` is the number of GPUs, each with a worker of its own; `workers` the number of worker processes on a
+    device that several can share (0: one).
     """
 
     job_id: str
@@ -382,6 +384,7 @@ class Job:
     threads: int = 0
     batch_tokens: int = 16384
     gpus: int = 0
+    workers: int = 0
     timeout_s: float | None = None
     label: str = ""
     tags: list[str] = field(default_factory=list)

@@ -20,10 +20,11 @@ class ResultFolder:
     """Rows and samples of a job, resumable.
 
     Args:
-        folder: the job's folder. Torn last lines that a crash left are cut off here.
+        folder: the job's folder, or a worker's inside it. Torn last lines that a crash left are cut off here.
+        known: a folder whose rows and samples are not written again: the job's, for a worker's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, known: Path | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._rows, self._samples = folder / "rows.jsonl", folder / "samples.jsonl"
@@ -31,6 +32,9 @@ class ResultFolder:
         trim_torn_line(folder / "events.jsonl")
         self._keys = {row.key for row in self.rows()}
         self._sampled = {_sample_key(sample) for sample in iter_jsonl(self._samples)}
+        if known is not None:
+            self._keys |= {Row.from_json(record).key for record in iter_jsonl(known / "rows.jsonl")}
+            self._sampled |= {_sample_key(sample) for sample in iter_jsonl(known / "samples.jsonl")}
 
     def rows(self) -> list[Row]:
         """Reads all rows."""
@@ -64,9 +68,15 @@ class Reporter(Protocol):
     def step(self, phase: str, done: int, total: int, *, drafter: str = "", message: str = "") -> None:
         """Records how far a phase has come."""
 
+    def say(self, message: str, *, phase: str = "note", drafter: str = "") -> None:
+        """Records a sentence."""
+
 
 class Silent:
     """A reporter that keeps nothing, for work whose progress nobody follows."""
+
+    def say(self, message: str, *, phase: str = "note", drafter: str = "") -> None:
+        """Keeps nothing."""
 
     def step(self, phase: str, done: int, total: int, *, drafter: str = "", message: str = "") -> None:
         """Keeps nothing."""

@@ -10,14 +10,17 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remote_payload.prompts import prompt_hash
 from remote_payload.protocol import ProtocolError, canonical_json, read_json, sha256_hex, write_json
 from remote_payload.sampling import Sampling, Spot
 from remote_payload.target import Step, Target
+
+if TYPE_CHECKING:
+    from remote_payload.memory import Room
 
 __all__ = ["Need", "Start", "Store", "Trajectory", "TrajectoryStore", "extend"]
 
@@ -63,6 +66,11 @@ class Need:
             if token in self.stop_ids:
                 return index + 1
         return self.max_new_tokens
+
+    def cut(self, trajectory: Trajectory) -> Trajectory:
+        """Returns as much of a trajectory as is needed, whatever the cache holds of it."""
+        end = self.output_length(trajectory.tokens) + self.overrun
+        return replace(trajectory, tokens=trajectory.tokens[:end], gaps=trajectory.gaps[:end])
 
     def met(self, tokens: Sequence[int]) -> bool:
         """Whether a continuation is long enough."""
@@ -138,6 +146,7 @@ def extend(
     store: Store | None,
     batch_tokens: int,
     progress: Callable[[int, int, int], None] | None = None,
+    room: Room | None = None,
 ) -> list[Trajectory]:
     """Returns a trajectory for every start, long enough for `need`; generates only what is not stored.
 
@@ -149,6 +158,7 @@ def extend(
         store: the cache, or None.
         batch_tokens: bound on sequences times their final length in one batch.
         progress: called with (starts done, of how many, tokens generated so far).
+        room: halves a batch that does not fit; without it, that is an error.
     """
     # Equal starts have equal continuations: each is generated once.
     found = {
@@ -158,7 +168,7 @@ def extend(
     short = [start for start, trajectory in found.items() if not need.met(trajectory.tokens)]
     made = 0
     for batch in _batches(short, need, batch_tokens):
-        for trajectory in _grow(target, [found[start] for start in batch], need, sampling):
+        for trajectory in _grow_in_pieces(target, [found[start] for start in batch], need, sampling, room):
             made += len(trajectory.tokens) - len(found[trajectory.start].tokens)
             found[trajectory.start] = trajectory
             if store:
@@ -166,6 +176,20 @@ def extend(
         if progress:
             progress(sum(need.met(t.tokens) for t in found.values()), len(found), made)
     return [found[start] for start in starts]
+
+
+def _grow_in_pieces(
+    target: Target, trajectories: list[Trajectory], need: Need, sampling: Sampling, room: Room | None
+) -> list[Trajectory]:
+    if room is None:
+        return _grow(target, trajectories, need, sampling)
+    parts = room.pieces(
+        "prompts continued",
+        len(trajectories),
+        len(trajectories),
+        lambda a, b: _grow(target, trajectories[a:b], need, sampling),
+    )
+    return [trajectory for part in parts for trajectory in part]
 
 
 def _batches(short: list[Start], need: Need, budget: int) -> list[list[Start]]:

@@ -88,9 +88,9 @@ def end(error: BaseException) -> NoReturn:
 def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a second one ends us at once
-    words: dict[int | None, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal hung up"}
+    words = {128 + signal.SIGTERM: "terminated", 128 + signal.SIGHUP: "the terminal hung up"}
     with suppress(OSError):  # it may have taken stderr with it
-        sys.stderr.write(words.get(getattr(stop, "number", None), "interrupted") + "\n")
+        sys.stderr.write(words.get(stop_code(stop), "interrupted") + "\n")
         sys.stderr.flush()
     with suppress(OSError):
         sys.stdout.flush()

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ResultsError
-from remote_payload.protocol import Job, ProtocolError, State, read_json, verify_manifest
+from remote_payload.protocol import (
+    TERMINAL_STATES,
+    Job,
+    ProtocolError,
+    State,
+    iter_jsonl,
+    read_json,
+    verify_manifest,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +24,7 @@ __all__ = ["Run", "read_run"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it. `state` is empty where no supervisor kept one."""
+    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was."""
 
     folder: Path
     job: Job
@@ -44,15 +52,39 @@ def read_run(folder: Path) -> Run:
         job = Job.from_json(read_json(folder / "job.json"), str(folder / "job.json"))
         state_file, manifest_file = folder / "state.json", folder / "MANIFEST.json"
         state = State.from_json(read_json(state_file), str(state_file)).state if state_file.is_file() else ""
+        state = state if state in TERMINAL_STATES else _last_seen(folder) or state
         whole = manifest_file.is_file()
         problems = _check_rows(folder, read_json(manifest_file)) if whole else []
     except ProtocolError as error:
         raise ResultsError(str(error), "pull the run again: `orch runs pull RUN`") from error
     if problems:
+        if line := _first_unreadable(folder / "rows.jsonl"):
+            problems.append(line)
         raise ResultsError(
             f"{folder}: {'; '.join(problems)}", f"pull it again: `orch runs pull {job.job_id}`"
         )
     return Run(folder, job, state, whole and state in ("", "done"))
+
+
+def _last_seen(folder: Path) -> str:
+    """Returns what the client last saw of a job whose own record has no end (it may be lost); empty if unknown."""
+    path = folder / "seen.json"
+    try:
+        record = read_json(path)
+    except (OSError, ProtocolError):
+        return ""  # no client kept one, or `orch runs ls` names what is wrong with it
+    verdict = record.get("verdict") if isinstance(record, dict) else None
+    return verdict if isinstance(verdict, str) else ""
+
+
+def _first_unreadable(rows: Path) -> str:
+    """Returns file and line of the first row that cannot be read, if there is one."""
+    try:
+        for _ in iter_jsonl(rows):
+            pass
+    except ProtocolError as error:
+        return str(error)
+    return ""
 
 
 def _check_rows(folder: Path, manifest: Any) -> list[str]:

@@ -40,13 +40,18 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Everything that was loaded. `repeats` rows were met more than once, `conflicts` with other lengths."""
+    """Everything that was loaded.
+
+    `repeats` rows were met in another run before, `conflicts` of them with other lengths; `doubles` rows are
+    in their run more than once, the same each time.
+    """
 
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
     datasets: tuple[str, ...]
     repeats: int = 0
     conflicts: int = 0
+    doubles: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -84,6 +89,8 @@ class _Group:
     bound: int
     labels: dict[str, None] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
+    before: int = 0
+    """How many of its rows are from earlier runs than the one that is being read."""
     ids: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("i"))
     offsets: array[int] = field(default_factory=lambda: array("q", [0]))
@@ -117,7 +124,7 @@ class _Collector:
         self.units, self.named, self.prompts, self.conversations = _Names(), _Names(), _Names(), _Names()
         self.datasets = _Names()
         self.several_turns: set[int] = set()
-        self.repeats = self.conflicts = 0
+        self.repeats = self.conflicts = self.doubles = 0
 
     def add(self, run: Run, labels: frozenset[str] | None) -> None:
         """Reads a run's rows."""
@@ -126,12 +133,15 @@ class _Collector:
             why = f"it is {run.state}" if run.state not in ("", "done") else "it has no manifest"
             self.warnings.append(f"{run.name} is not complete ({why}): the rows that are there were used")
         path, number = run.folder / "rows.jsonl", 0
+        for group in self.groups.values():
+            group.before = len(group.offsets) - 1
         if not path.is_file():
             self.warnings.append(f"{run.name} has no rows.jsonl")
         try:
             for number, record in enumerate(iter_jsonl(path), 1):  # noqa: B007
                 if labels is None or record.get("drafter") in labels:
                     self._take(record, run)
+            _check_not_junk(path, number)
         except ProtocolError as error:
             text = str(error)
             where = text if text.startswith(str(path)) else f"{path}:{number}: {text}"
@@ -186,9 +196,15 @@ class _Collector:
         return self.places[place]
 
     def _meet_again(self, record: Mapping[str, Any], group: _Group, place: int) -> None:
-        self.repeats += 1
         kept = group.lengths[group.offsets[place] : group.offsets[place + 1]]
-        self.conflicts += kept.tolist() != record["accept_lengths"]
+        differs = kept.tolist() != record["accept_lengths"]
+        if place < group.before:
+            self.repeats += 1
+            self.conflicts += differs
+        elif differs:
+            raise ProtocolError("this measurement is in the run before, with other accept_lengths")
+        else:
+            self.doubles += 1
 
     def finish(self) -> Measurements:
         """Returns all series, in an order that does not depend on the order of reading."""
@@ -208,8 +224,15 @@ class _Collector:
             tuple(sorted(self.datasets)),
             self.repeats,
             self.conflicts,
+            self.doubles,
             tuple(self.warnings),
         )
+
+
+def _check_not_junk(path: Path, rows: int) -> None:
+    """Refuses a file that holds bytes and no row: a torn last line alone is no result."""
+    if not rows and path.is_file() and path.stat().st_size:
+        raise ProtocolError(f"{path}: there is no whole row in it")
 
 
 def _series(key: SeriesKey, group: _Group, ranks: list[Ints], several: np.ndarray) -> Series:
@@ -249,5 +272,9 @@ def _append_lengths(group: _Group, record: Mapping[str, Any]) -> None:
         raise ProtocolError(
             f"accept_lengths has {min(lengths) if min(lengths) < 1 else max(lengths)}; "
             f"{record['shape']} with block size {record['block_size']} allows 1 ... {group.bound}"
+        )
+    if sum(lengths) < record["output_tokens"] - 1:
+        raise ProtocolError(
+            f"accept_lengths commit {sum(lengths)} tokens after the first, output_tokens is {record['output_tokens']}"
         )
     group.offsets.append(len(group.lengths))

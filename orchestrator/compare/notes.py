@@ -157,3 +157,5 @@ def _provenance(measurements: Measurements) -> Iterable[str]:
             else ""
         )
         yield f"{measurements.repeats} measurements are in several runs{agree}; the first of each was counted"
+    if measurements.doubles:
+        yield f"{measurements.doubles} rows are in their run twice, the same both times; each was counted once"

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from orchestrator.compare.folder import read_run
 from orchestrator.compare.load import Source
 from orchestrator.compare.names import step_of
-from orchestrator.errors import UsageError
+from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from orchestrator.errors import OrchError
     from orchestrator.runs import Run, RunStore
     from remote_payload.protocol import Job
 
@@ -78,6 +79,8 @@ def _recorded(store: RunStore | None) -> tuple[list[_Recorded], list[str]]:
             continue
         if (run.path / "rows.jsonl").is_file():
             recorded.append(_Recorded(run.path, run.job))
+        elif _lost_its_rows(run):
+            notes = [*notes, f"{_without_rows(run).message}; {_without_rows(run).hint}"]
         elif not recorded and _ended_without_results(run):
             over.append(run)
         elif not recorded:
@@ -122,10 +125,24 @@ def _named(name: str, store: RunStore | None, recorded: Sequence[_Recorded]) -> 
         )
         raise UsageError(f"{error.message}, and no drafter or folder of that name", hint) from error
     if not (run.path / "rows.jsonl").is_file():
-        if _ended_without_results(run):
+        if _ended_without_results(run) and not _lost_its_rows(run):
             raise UsageError(_how_it_ended(run), f"go on with it: `orch runs resume {run.job_id}`; {_NEXT}")
-        raise UsageError(f"run {run.job_id} has no results here yet", f"fetch them: `{_fetch(run)}`")
+        raise _without_rows(run)
     return Source(run.path)
+
+
+def _lost_its_rows(run: Run) -> bool:
+    pulled = run.pulled()
+    return pulled is not None and "rows.jsonl" in pulled.files
+
+
+def _without_rows(run: Run) -> OrchError:
+    if _lost_its_rows(run):
+        return ResultsError(
+            f"run {run.job_id} was pulled with its rows, and {run.path / 'rows.jsonl'} is gone",
+            f"fetch them again: `orch runs pull {run.job_id}`",
+        )
+    return UsageError(f"run {run.job_id} has no results here yet", f"fetch them: `{_fetch(run)}`")
 
 
 def _last(recorded: Sequence[_Recorded], baseline: str | None) -> list[Source]:

@@ -48,6 +48,7 @@ class Endpoint:
     proxy_command: str | None
     connect_timeout: float
     only_identity: bool = False
+    sandbox: bool = False
 
     @property
     def where(self) -> str:
@@ -79,7 +80,9 @@ def resolve_entry(inventory: Inventory, name: str) -> HostEntry:
     entry = inventory.host(name)
     if entry.sandbox is None or "python" in entry.model_fields_set:
         return entry
-    return entry.model_copy(update={"python": sandbox_host(inventory.folder, entry.sandbox).python})
+    return entry.model_copy(
+        update={"python": sandbox_host(inventory.folder, entry.sandbox, entry.name).python}
+    )
 
 
 def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:
@@ -115,7 +118,7 @@ def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:
 
 
 def _sandbox_endpoint(inventory: Inventory, entry: HostEntry, gateway: Endpoint | None) -> Endpoint:
-    state = sandbox_host(inventory.folder, entry.sandbox or entry.name)
+    state = sandbox_host(inventory.folder, entry.sandbox or entry.name, entry.name)
     return Endpoint(
         name=entry.name,
         trust_name=entry.name,
@@ -129,6 +132,7 @@ def _sandbox_endpoint(inventory: Inventory, entry: HostEntry, gateway: Endpoint 
         proxy_command=None,
         connect_timeout=entry.connect_timeout,
         only_identity=True,
+        sandbox=True,
     )
 
 

@@ -45,7 +45,8 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
             False,
         )
     if isinstance(error, ConnectionRefusedError):
-        return "connect", "connection refused: nothing listens there", _REFUSED_HINT, True
+        hint = _SANDBOX_HINT if endpoint.sandbox else _REFUSED_HINT
+        return "connect", "connection refused: nothing listens there", hint, True
     if isinstance(error, ChannelException):
         return (
             stage or "channel",
@@ -113,4 +114,5 @@ _ADDRESS_HINT = (
     "check `address:` and `port:` in the inventory, and that the host is up and reachable from here"
 )
 _REFUSED_HINT = "check `port:` in the inventory and that the host's SSH server runs"
+_SANDBOX_HINT = "this host is in the sandbox, whose server is gone: run `orch sandbox up`"
 _CUT_HINT = "check that an SSH server listens at this address and port, and its log for the reason"

@@ -100,7 +100,11 @@ class LocalHost:
             _pipe(process.stdout).close()
         if code != 0:
             text = Completed(code, b"", errors).error_text()
-            raise HostFailedError(f"{self.name}: {Path(argv[0]).name} failed (exit code {code}): {text}")
+            raise HostFailedError(
+                f"{self.name}: {Path(argv[0]).name} failed (exit code {code}): {text}",
+                exit_code=code,
+                stderr=errors.decode("utf-8", "replace").strip()[-2000:],
+            )
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -90,9 +90,19 @@ def call(
 def stream(
     host: Host, script: str, args: Mapping[str, Any], *, python: str, timeout: float = 60.0
 ) -> Iterator[bytes]:
-    """Runs a host-side script whose stdout is data and yields that, as `Host.stream` does."""
+    """Runs a host-side script whose stdout is data and yields that, as `Host.stream` does.
+
+    Raises:
+        OrchError: as `call` does; a failure there that the script has classified is that error.
+    """
     packed = base64.b64encode(json.dumps(dict(args)).encode()).decode()
-    return host.stream([*script_argv(script, python, "main_stream"), packed], timeout=timeout)
+    try:
+        yield from host.stream([*script_argv(script, python, "main_stream"), packed], timeout=timeout)
+    except HostFailedError as error:
+        document = _find_answer(str(error.details.get("stderr", "")).encode())
+        if document is None or "error" not in document:
+            raise
+        raise error_from(document["error"], host.name) from error
 
 
 def script_argv(script: str, python: str, entry: str = "main") -> list[str]:

@@ -98,8 +98,8 @@ def read_state(folder: Path) -> SandboxState | None:
     return None
 
 
-def sandbox_host(folder: Path, name: str) -> SandboxHost:
-    """Returns a host of the sandbox that belongs to an inventory's folder.
+def sandbox_host(folder: Path, name: str, known_as: str) -> SandboxHost:
+    """Returns a host of the sandbox that belongs to an inventory's folder; `known_as` is its name there.
 
     Raises:
         LinkError: the sandbox is down, or was started before this host was in the inventory.
@@ -108,17 +108,17 @@ def sandbox_host(folder: Path, name: str) -> SandboxHost:
     state = read_state(place) if is_running(place) else None
     if state is None:
         raise LinkError(
-            f"{name}: the sandbox is down (no server for {place})",
+            f"{known_as}: the sandbox is down (no server for {place})",
             "run `orch sandbox up`",
-            host=name,
+            host=known_as,
             stage="sandbox",
         )
     if name not in state.hosts:
         running = ", ".join(sorted(state.hosts)) or "none"
         raise LinkError(
-            f"{name}: the running sandbox does not have this host (it has: {running})",
+            f"{known_as}: the running sandbox does not have this host (it has: {running})",
             "run `orch sandbox up` again: it starts what the inventory has gained",
-            host=name,
+            host=known_as,
             stage="sandbox",
         )
     return state.hosts[name]

@@ -100,6 +100,7 @@ class SshHost:
                 f"run it on {self.name} by hand to see more",
                 host=self.name,
                 exit_code=code,
+                stderr=text,
             )
 
     def close(self) -> None:

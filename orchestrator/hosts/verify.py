@@ -28,7 +28,8 @@ def check_host_key(endpoint: Endpoint, key: HostKey) -> None:
         raise LinkError(
             f"{_who(endpoint)}: the host key is not known: it shows {key}, "
             f"and no line for {endpoint.known_as} is in {' or '.join(map(str, endpoint.known_hosts))}",
-            f"compare the fingerprint with the host's own, then `{trust_command(endpoint)}`",
+            f"compare the fingerprint with the host's own, then `{trust_command(endpoint)}` "
+            "(with `--yes` where no terminal asks)",
             **_details(endpoint, key, verdict.state),
         )
     refuse_changed_key(endpoint, key, verdict.state, verdict.entries)

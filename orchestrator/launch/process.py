@@ -1,6 +1,7 @@
 """The launcher for a single host: detached processes over SSH, through the supervisor of the pinned release.
 
-What always holds: a job is started and resumed by the release that it names, never by `current`; looking at
+What always holds: a job is started and resumed by the release that it names, never by `current`, and only while
+that release is what was installed; looking at
 a job, ending it and reading its results also works through `current`, when its own release was pruned. Each
 operation is one exec request, however many jobs it is about.
 """
@@ -103,7 +104,12 @@ class ProcessLauncher:
             "send": self.job_dir(handle.job_id),
             "have": dict(have),
         }
-        return remote.stream(self.host, "supervise", arguments, python=self.entry.python, timeout=_ASK_S)
+        try:
+            yield from remote.stream(
+                self.host, "supervise", arguments, python=self.entry.python, timeout=_ASK_S
+            )
+        except HostFailedError as error:
+            raise _explained(error, handle) from error
 
     def _roots(self, handle: Handle, *, pinned: bool) -> list[str]:
         release = f"{self.entry.workdir}/releases/{handle.payload_hash}"
@@ -126,7 +132,12 @@ class ProcessLauncher:
         }
         try:
             return remote.call(
-                self.host, "supervise", arguments, python=self.entry.python, stdin=stdin, timeout=timeout
+                self.host,
+                "supervise_start" if pinned else "supervise",
+                arguments,
+                python=self.entry.python,
+                stdin=stdin,
+                timeout=timeout,
             )
         except HostFailedError as error:
             raise _explained(error, handle) from error
@@ -167,6 +178,8 @@ def _observation(handle: Handle, record: Mapping[str, Any], now: float) -> Obser
 
 
 _HINTS = {
+    "protocol": "`orch runs cancel {job}` ends what is left of it and sets the broken record aside; what was "
+    "measured is kept: then `orch runs pull {job}` or `orch runs resume {job}`",
     "state": "see where it stands: `orch runs show {job}`",
     "absent": "the job's folder is gone from the host; run the eval again: `orch eval`",
     "conflict": "give the new run another label, or wait a second and run the command again",
@@ -179,7 +192,9 @@ _HINTS = {
 def _explained(error: HostFailedError, handle: Handle) -> OrchError:
     """Gives what the supervisor refused the next command to type."""
     reason = str(error.details.get("reason", ""))
-    if error.details.get("kind") == "no_release":
+    if error.details.get("kind") == "damaged":
+        hint = f"`orch push {handle.host}` of that version repairs it; nothing was started"
+    elif error.details.get("kind") == "no_release":
         hint = f"push it again (`orch push {handle.host}`), or run the eval again with the current one"
     elif reason in _HINTS:
         hint = _HINTS[reason].format(job=handle.job_id, host=handle.host)

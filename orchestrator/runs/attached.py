@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import HostFailedError, LinkError
-from orchestrator.launch import ENDED, START, Cancelled, Cursor, Handle, LogPiece, Observation, launcher_for
+from orchestrator.launch import (
+    ENDED,
+    RESUMABLE,
+    START,
+    Cancelled,
+    Cursor,
+    Handle,
+    LogPiece,
+    Observation,
+    launcher_for,
+)
 from orchestrator.runs.follow import Unreachable, follow
 from orchestrator.runs.pull import pull
 
@@ -104,8 +114,15 @@ class AttachedRun:
         return done
 
     def resume(self) -> State:
-        """Starts the job again; rows that are there stay."""
-        state = self.launcher.resume(self.handle)
+        """Starts the job again; rows that are there stay. A job.json that is broken there is sent again."""
+        try:
+            state = self.launcher.resume(self.handle)
+        except HostFailedError as error:
+            if error.details.get("reason") != "job":
+                raise
+            state = self.submit()
+            if self.look(Cursor(log=-1)).verdict in RESUMABLE:
+                state = self.launcher.resume(self.handle)
         self.run.saw(state.state, state)
         return state
 

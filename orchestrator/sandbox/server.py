@@ -27,7 +27,7 @@ import asyncssh
 from orchestrator.hosts.known_hosts import host_pattern
 from orchestrator.hosts.sandbox_state import SCHEMA
 from orchestrator.sandbox.pump import pump
-from remote_payload.protocol import write_atomic, write_json
+from remote_payload.protocol import ProtocolError, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ async def _serve(folder: Path, names: list[str]) -> None:
     user_key = _key(folder / "id_ed25519", "orch sandbox")
     servers = [_Sandbox(folder, name, user_key) for name in names]
     for server in servers:
-        await server.listen()
+        await server.listen(_last_ports(folder).get(server.name, 0))
     _write_state(folder, servers)
     _report_ready(folder)
     await stop.wait()
@@ -107,6 +107,15 @@ def _key(path: Path, comment: str) -> asyncssh.SSHKey:
     return key
 
 
+def _last_ports(folder: Path) -> dict[str, int]:
+    """Returns the ports of the last server: a client that waits for its host looks there."""
+    try:
+        record = read_json(folder / "ports.json")
+        return {str(name): int(port) for name, port in record.items()}
+    except (FileNotFoundError, ProtocolError, AttributeError, TypeError, ValueError):
+        return {}  # the first server here, or a file that is not ours: any port will do
+
+
 def _write_state(folder: Path, servers: list[_Sandbox]) -> None:
     known = "".join(f"{host_pattern(ADDRESS, s.port)} {s.public_key}\n" for s in servers)
     write_atomic(folder / "known_hosts", known.encode())
@@ -122,6 +131,7 @@ def _write_state(folder: Path, servers: list[_Sandbox]) -> None:
         for server in servers
     }
     started = {"pid": os.getpid(), "started": time.time(), "python": sys.executable}
+    write_json(folder / "ports.json", {server.name: server.port for server in servers})
     write_json(folder / "state.json", {"schema": SCHEMA, **started, "hosts": hosts})
 
 
@@ -159,11 +169,18 @@ class _Sandbox:
     def fingerprint(self) -> str:
         return str(self._key.get_fingerprint())
 
-    async def listen(self) -> None:
-        """Starts to listen on a free port."""
-        self._acceptor = await asyncssh.listen(
+    async def listen(self, port: int) -> None:
+        """Starts to listen on a port, or on a free one if that is taken or 0."""
+        try:
+            self._acceptor = await self._listen(port)
+        except OSError:
+            self._acceptor = await self._listen(0)
+        self.port = self._acceptor.get_port()
+
+    async def _listen(self, port: int) -> asyncssh.SSHAcceptor:
+        return await asyncssh.listen(
             ADDRESS,
-            0,
+            port,
             server_factory=lambda: _Login(self),
             server_host_keys=[self._key],
             process_factory=self._run,
@@ -173,7 +190,6 @@ class _Sandbox:
             x11_forwarding=False,
             config=None,
         )
-        self.port = self._acceptor.get_port()
 
     def close(self) -> None:
         if self._acceptor is not None:

@@ -12,7 +12,7 @@ h/g query/key-value heads, d head dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from remote_payload.drafters.checkpoint import Checkpoint, effective_rule
 from remote_payload.drafters.heads import Head, own_head
 from remote_payload.drafters.masks import block_mask, context_mask
 from remote_payload.drafters.rope import inverse_frequencies
+from remote_payload.drafters.slabs import arrange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,11 @@ class DFlashDrafter:
         """
         return self._own_head or Head(target_head, vocab_size)
 
+    def mask_elements(self, context: Context) -> int:
+        """Returns the entries of the attention mask that one anchor costs at most: groups * B * 2 * (T + B)."""
+        groups = self.config.num_heads // self.config.num_kv_heads
+        return groups * self.block_size * 2 * (context.length + self.block_size)
+
     # ------------------------------------------------------------------ context
 
     def prepare(self, features: torch.Tensor) -> Context:
@@ -138,50 +144,69 @@ class DFlashDrafter:
         ids = torch.full((rows, block), self.config.mask_token_id, device=self.device, dtype=torch.long)
         ids[:, 0] = tokens
         hidden = self._embed(ids).to(self.dtype)
-        seen = self._visible_length(context, anchors)
         slots = torch.arange(block, device=self.device)
         positions = anchors[:, None] + slots + self.convention.block_position_offset
         turn = _rotation(positions, self.config.head_dim, self.config.rope)
+        reading = self._reading(context, trajectories, anchors)
         for layer in range(self.config.num_layers):
-            keys = context.keys[layer][trajectories, :, :seen]
-            values = context.values[layer][trajectories, :, :seen]
-            mask = self._mask(layer, anchors, seen)
-            hidden = self._layer(layer, hidden, keys, values, mask, turn)
+            hidden = self._layer(layer, hidden, context, reading, turn)
         return self._norm(hidden[:, self.first_label :], "norm.weight")
 
-    def _visible_length(self, context: Context, anchors: torch.Tensor) -> int:
-        furthest = int(anchors.max()) + (1 if self.convention.context == "through_anchor" else 0)
-        return min(context.length, furthest)
+    def _reading(
+        self, context: Context, trajectories: torch.Tensor, anchors: torch.Tensor
+    ) -> list[tuple[_Reads, dict[int | None, torch.Tensor]]]:
+        """Says what of the context the rows read: once per pass, and per window only once per layer kind."""
+        through = 1 if self.convention.context == "through_anchor" else 0
+        ends = [min(context.length, anchor + through) for anchor in anchors.tolist()]
+        reading = []
+        for slab in arrange(trajectories.tolist(), ends, self.block_size):
+            everything = slab.rows == list(range(len(ends)))
+            rows = None if everything else torch.tensor(slab.rows, device=self.device)
+            whole = slab.trajectories == list(range(context.keys[0].shape[0]))
+            chosen = None if whole else torch.tensor(slab.trajectories, device=self.device)
+            reads = _Reads(rows, chosen, len(slab.trajectories), slab.each, slab.seen)
+            at = anchors if rows is None else anchors[rows]
+            reading.append((reads, {w: self._mask(w, at, reads) for w in set(self.config.windows)}))
+        return reading
 
-    def _mask(self, layer: int, anchors: torch.Tensor, seen: int) -> torch.Tensor:
-        window = self.config.windows[layer]
-        before = context_mask(anchors, seen, self.block_size, self.convention, self._rule, window)
-        inside = block_mask(self.block_size, self.convention, self._rule, window, self.device)
-        inside = inside.expand(anchors.shape[0], self.block_size, self.block_size)
-        return torch.cat([before, inside], dim=-1)[:, None]
+    def _mask(self, window: int | None, anchors: torch.Tensor, reads: _Reads) -> torch.Tensor:
+        """[trajectories, 1, groups*each*B, seen + each*B], zero where a slot sees and -inf where not."""
+        block, each = self.block_size, reads.each
+        before = context_mask(anchors, reads.seen, block, self.convention, self._rule, window)
+        before = before.reshape(reads.size, each * block, reads.seen)
+        own = block_mask(block, self.convention, self._rule, window, self.device)
+        # Rows of one trajectory share its context, and see nothing of each other's blocks.
+        if each > 1:
+            own = torch.kron(torch.eye(each, device=self.device), own.float()).bool()
+        seen = torch.cat([before, own.expand(reads.size, -1, -1)], dim=-1)
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(~seen, float("-inf"))
+        groups = self.config.num_heads // self.config.num_kv_heads
+        return mask.repeat(1, groups, 1)[:, None]
 
     def _layer(
         self,
         layer: int,
         hidden: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
+        context: Context,
+        reading: list[tuple[_Reads, dict[int | None, torch.Tensor]]],
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         at = f"layers.{layer}."
         inner = self._norm(hidden, at + "input_layernorm.weight")
         queries = _rotate(self._heads(inner, at + "self_attn.", "q_proj", "q_norm"), turn)
-        own_keys = _rotate(self._heads(inner, at + "self_attn.", "k_proj", "k_norm"), turn)
-        own_values = self._heads(inner, at + "self_attn.", "v_proj")
-        groups = self.config.num_heads // self.config.num_kv_heads
-        attended = F.scaled_dot_product_attention(
-            queries,
-            torch.cat([keys, own_keys], dim=2).repeat_interleave(groups, dim=1),
-            torch.cat([values, own_values], dim=2).repeat_interleave(groups, dim=1),
-            attn_mask=mask,
-        )
-        attended = attended.transpose(1, 2).flatten(2)
+        keys = _rotate(self._heads(inner, at + "self_attn.", "k_proj", "k_norm"), turn)
+        values = self._heads(inner, at + "self_attn.", "v_proj")
+        window = self.config.windows[layer]
+        parts = [
+            _attend(queries, keys, values, (context.keys[layer], context.values[layer]), reads, masks[window])
+            for reads, masks in reading
+        ]
+        attended = parts[0]
+        if len(parts) > 1:
+            attended = attended.new_empty(hidden.shape[0], *attended.shape[1:])
+            for part, (reads, _) in zip(parts, reading, strict=True):
+                attended[reads.rows] = part
         hidden = hidden + self._linear(attended, at + "self_attn.o_proj")
         inner = self._norm(hidden, at + "post_attention_layernorm.weight")
         gate = F.silu(F.linear(inner, self._weights[at + "mlp.gate_proj.weight"]))
@@ -216,6 +241,58 @@ class _Embedding:
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._rows)
+
+
+class _Reads(NamedTuple):
+    """A slab of `size` trajectories (see `slabs`) as tensors: `rows` and `trajectories` are None where they are all, in order."""
+
+    rows: torch.Tensor | None
+    trajectories: torch.Tensor | None
+    size: int
+    each: int
+    seen: int
+
+
+def _attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor],
+    reads: _Reads,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of a slab's rows to their trajectory's context and their own blocks.
+
+    Query heads that share a key head, and the rows that share a context, are laid out as one long sequence
+    of queries: keys and values are neither repeated per head nor copied per row.
+
+    Args:
+        queries: [N, h, B, d] of the whole pass; keys, values: [N, g, B, d].
+        context: keys and values of the layer, [P, g, T, d].
+        reads: the slab.
+        mask: from `_mask`.
+
+    Returns:
+        [rows of the slab, B, h*d].
+    """
+    if reads.rows is not None:
+        queries, keys, values = queries[reads.rows], keys[reads.rows], values[reads.rows]
+    rows, heads, block, width = queries.shape
+    kv, count, each = keys.shape[1], reads.size, reads.each
+    asked = queries.reshape(count, each, kv, heads // kv, block, width).permute(0, 2, 3, 1, 4, 5)
+    stored = []
+    for own, before in zip((keys, values), context, strict=True):
+        before = before[:, :, : reads.seen]
+        before = before if reads.trajectories is None else before[reads.trajectories]
+        own = (
+            own.reshape(count, each, kv, block, width).transpose(1, 2).reshape(count, kv, each * block, width)
+        )
+        stored.append(torch.cat([before, own], dim=2))
+    attended = F.scaled_dot_product_attention(
+        asked.reshape(count, kv, -1, width), stored[0], stored[1], attn_mask=mask
+    )
+    attended = attended.reshape(count, kv, heads // kv, each, block, width).permute(0, 3, 4, 1, 2, 5)
+    return attended.reshape(rows, block, heads * width)
 
 
 def _rotation(positions: torch.Tensor, head_dim: int, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:

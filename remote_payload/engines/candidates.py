@@ -1,7 +1,7 @@
 """Hidden states of draft slots -> their best candidates, in an order that does not depend on the kernel.
 
-Logits are never held for more than a chunk of slots: with a vocabulary of 248 K a block of 16 in float32 is
-16 MB. Equal logits are ordered by token id, also where a tie straddles the last place, so that asking for
+Logits are never held for more than a chunk of slots (`memory.Room`): with a vocabulary of 248 K a block of 16
+in float32 is 16 MB. Equal logits are ordered by token id, also where a tie straddles the last place, so that asking for
 more candidates never changes the first ones.
 """
 
@@ -11,12 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from remote_payload.memory import Room
 from remote_payload.shapes import Draft
 
 __all__ = ["best_candidates", "drafts_from_hidden"]
-
-CHUNK_ELEMENTS = 1 << 26
-"""Logits held at once: 2^26 float32 values, 256 MiB."""
 
 
 def best_candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +46,7 @@ def drafts_from_hidden(
     vocab_size: int,
     count: int,
     token_ids: torch.Tensor | None = None,
+    room: Room | None = None,
 ) -> list[Draft]:
     """Scores draft slots and keeps their best candidates.
 
@@ -57,17 +56,23 @@ def drafts_from_hidden(
         vocab_size: V, to size the chunks.
         count: candidates per slot.
         token_ids: [V] the target's id of each scored token, where the head has a vocabulary of its own.
+        room: how many slots' logits are held at once, and what to do when that was too many.
 
     Returns:
         N drafts, in the target's token ids.
     """
-    drafts: list[Draft] = []
-    rows = max(1, CHUNK_ELEMENTS // max(1, hidden.shape[1] * vocab_size))
-    for start in range(0, hidden.shape[0], rows):
-        piece = hidden[start : start + rows]
-        ids, logprobs = best_candidates(head(piece.flatten(0, 1)), count)
-        ids = ids if token_ids is None else token_ids[ids]
-        shape = (piece.shape[0], piece.shape[1], -1)
-        all_ids, all_logs = ids.view(shape).cpu().numpy(), logprobs.view(shape).cpu().numpy()
-        drafts += [Draft(all_ids[row], all_logs[row]) for row in range(piece.shape[0])]
-    return drafts
+    rows, slots = hidden.shape[:2]
+    flat = hidden.flatten(0, 1)
+    room = room or Room(hidden.device)
+
+    def score(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return best_candidates(head(flat[start:stop]), count)
+
+    pieces = room.pieces("draft logits", rows * slots, room.rows(4 * vocab_size), score)
+    if not pieces:
+        return []
+    ids = torch.cat([piece[0] for piece in pieces])
+    ids = ids if token_ids is None else token_ids[ids]
+    logprobs = torch.cat([piece[1] for piece in pieces]).view(rows, slots, -1).cpu().numpy()
+    ids_by_row = ids.view(rows, slots, -1).cpu().numpy()
+    return [Draft(ids_by_row[row], logprobs[row]) for row in range(rows)]

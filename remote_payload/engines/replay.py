@@ -4,7 +4,9 @@ The target's greedy continuation y does not depend on the drafter, so a round at
 index i accepts the longest prefix of the proposal that y[i+1 ...] follows, and the next anchor is i plus the
 round's length. The walk from the first generated token (i = 0) gives the live loop's rounds, one by one.
 What always holds: an anchor's draft depends on the trajectory before it alone; every shape walks its own
-anchors over drafts that are computed once per anchor.
+anchors over drafts that are computed once per anchor. Memory: the context's keys and values are 2 * layers *
+kv heads * head_dim values per token of the batch; a pass's attention mask has at most `MASK_ELEMENTS` entries
+(one anchor, where that is more).
 
 The loop's edges are those of the published one (z-lab `dflash_generate`): a round runs while i <
 max_new_tokens; a stop token is looked for only after a round; the last round counts in full.
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from remote_payload.engines.candidates import drafts_from_hidden
-from remote_payload.shapes import Accepted
+from remote_payload.memory import MASK_ELEMENTS, Room
+from remote_payload.shapes import Accepted, accept_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +60,7 @@ class ReplayBatch:
         features: [T_p, K*H] of each, the drafter's own columns, at positions 0 ... T_p - 1.
         head: the target's head; unused where the drafter has its own.
         vocab_size: V of the target.
+        room: what fits on the device.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class ReplayBatch:
         features: Sequence[torch.Tensor],
         head: Callable[[torch.Tensor], torch.Tensor],
         vocab_size: int,
+        room: Room | None = None,
     ) -> None:
         self._drafter, self._trajectories = drafter, trajectories
+        self._room = room or Room(drafter.device)
         self._head = drafter.head(head, vocab_size)
         self._context = drafter.prepare(torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True))
 
@@ -81,6 +87,13 @@ class ReplayBatch:
         Returns:
             [N, D, H] final hidden states of the slots that draft.
         """
+        most = max(1, MASK_ELEMENTS // self._drafter.mask_elements(self._context))
+        parts = self._room.pieces(
+            "anchors drafted", len(requests), most, lambda a, b: self._pass(requests[a:b])
+        )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _pass(self, requests: Sequence[tuple[int, int]]) -> torch.Tensor:
         device = self._drafter.device
         rows = torch.tensor([row for row, _ in requests], device=device)
         anchors = [len(self._trajectories[row].prompt) + index for row, index in requests]
@@ -94,7 +107,12 @@ class ReplayBatch:
         """Drafts at anchors, as `hidden`, with so many candidates per slot."""
         head = self._head
         return drafts_from_hidden(
-            self.hidden(requests), head.logits, head.size, candidates, token_ids=head.token_ids
+            self.hidden(requests),
+            head.logits,
+            head.size,
+            candidates,
+            token_ids=head.token_ids,
+            room=self._room,
         )
 
     def walk(self, shapes: Sequence[Shape], need: Need) -> list[dict[str, Walked]]:
@@ -108,50 +126,58 @@ class ReplayBatch:
             Per prompt: shape name -> its walk.
         """
         walks = [{shape.name: Walked() for shape in shapes} for _ in self._trajectories]
+        ends = [_end(trajectory.tokens, need) for trajectory in self._trajectories]
         # One candidate more than any shape uses shows how near the last place was to a tie.
         candidates = 1 + max(shape.candidates for shape in shapes)
         known: dict[tuple[int, int], Draft] = {}
-        open_walks = [(row, shape) for row in range(len(walks)) for shape in shapes]
+        open_walks = [(row, shape) for shape in shapes for row in range(len(walks))]
         while open_walks:
             wanted = sorted(
                 {(row, walks[row][shape.name].position) for row, shape in open_walks} - known.keys()
             )
-            if wanted and self._drafter.drafts:
+            if self._drafter.drafts:
                 known.update(zip(wanted, self.drafts(wanted, candidates), strict=True))
-            open_walks = [
-                (row, shape)
-                for row, shape in open_walks
-                if self._advance(walks[row][shape.name], row, shape, known, need)
-            ]
+            for shape in shapes:
+                going = [row for row, other in open_walks if other is shape]
+                self._advance([(row, walks[row][shape.name]) for row in going], shape, known, ends)
+            open_walks = [(row, s) for row, s in open_walks if walks[row][s.name].position < ends[row]]
             behind = _hindmost(open_walks, walks)
-            known = {
-                (row, index): d for (row, index), d in known.items() if index >= behind.get(row, index + 1)
-            }
+            known = {at: d for at, d in known.items() if at[1] >= behind.get(at[0], at[1] + 1)}
         return walks
 
     def _advance(
-        self, walked: Walked, row: int, shape: Shape, known: dict[tuple[int, int], Draft], need: Need
-    ) -> bool:
-        """Runs rounds as far as drafts are known. Returns whether the walk goes on."""
-        tokens = self._trajectories[row].tokens
+        self,
+        going: list[tuple[int, Walked]],
+        shape: Shape,
+        known: dict[tuple[int, int], Draft],
+        ends: Sequence[int],
+    ) -> None:
+        """Runs rounds of one shape as far as drafts are known, all prompts together."""
         drafts = self._drafter.drafts
-        end = need.output_length(tokens)
-        # A walk ends at the limit, or once a committed token is a stop: the first one is token end - 1.
-        stopped_at = end - 1 if tokens[end - 1] in need.stop_ids else need.max_new_tokens
-        while True:
-            anchor = walked.position
+        while going:
             if drafts:
-                draft = known.get((row, anchor))
-                if draft is None:
-                    return True
-                accepted = shape.accept(draft, tokens[anchor + 1 : anchor + 1 + drafts])
+                going = [(row, walked) for row, walked in going if (row, walked.position) in known]
+                truths = [
+                    self._trajectories[row].tokens[w.position + 1 : w.position + 1 + drafts]
+                    for row, w in going
+                ]
+                accepted = accept_many(shape, [known[row, w.position] for row, w in going], truths)
             else:
-                accepted = _NO_DRAFT
-            walked.anchors.append(anchor)
-            walked.accept_lengths.append(accepted.length)
-            walked.near_ties += accepted.near_tie
-            if walked.position >= min(need.max_new_tokens, stopped_at):
-                return False
+                accepted = [_NO_DRAFT] * len(going)
+            for (_, walked), one in zip(going, accepted, strict=True):
+                walked.anchors.append(walked.position)
+                walked.accept_lengths.append(one.length)
+                walked.near_ties += one.near_tie
+            going = [(row, walked) for row, walked in going if walked.position < ends[row]]
+
+
+def _end(tokens: Sequence[int], need: Need) -> int:
+    """Returns the generated index from which on no round starts.
+
+    A walk ends at the limit, or once a committed token is a stop; at least one round always runs.
+    """
+    end = need.output_length(tokens)
+    return min(need.max_new_tokens, end - 1 if tokens[end - 1] in need.stop_ids else need.max_new_tokens)
 
 
 def _hindmost(open_walks: Sequence[tuple[int, Shape]], walks: Sequence[dict[str, Walked]]) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remote_payload.errors import InputError
-from remote_payload.shapes.base import Accepted, Draft, Proposal, Proposing, Shape
+from remote_payload.shapes.base import Accepted, Draft, Proposal, Proposing, Shape, accept_many
 from remote_payload.shapes.chain import Chain
 from remote_payload.shapes.ddtree import DDTree, build_tree
 from remote_payload.shapes.topk import TopK
@@ -20,6 +20,7 @@ __all__ = [
     "Proposing",
     "Shape",
     "TopK",
+    "accept_many",
     "build_tree",
     "parse_shape",
     "parse_shapes",

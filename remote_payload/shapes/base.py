@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = ["NEAR_TIE", "Accepted", "Draft", "Proposal", "Proposing", "Shape"]
+__all__ = ["NEAR_TIE", "Accepted", "Draft", "Proposal", "Proposing", "Shape", "accept_many"]
 
 NEAR_TIE = 1e-4
 """A gap (in logits) below which float32 rounding could turn a decision."""
@@ -84,3 +84,17 @@ class Proposing(Shape, Protocol):
 
     def propose(self, draft: Draft) -> Proposal:
         """Returns the draft tokens to verify."""
+
+
+def accept_many(shape: Shape, drafts: Sequence[Draft], truths: Sequence[Sequence[int]]) -> list[Accepted]:
+    """Runs one round at each of several anchors: what `shape.accept` gives, one by one or all at once.
+
+    A shape may have a method `accept_all(ids [M, D, K], logprobs [M, D, K], truths [M, D])` that gives the
+    same results faster; `logprobs` and ids are those of the drafts, stacked.
+    """
+    together = getattr(shape, "accept_all", None)
+    if together is None or not drafts:
+        return [shape.accept(draft, truth) for draft, truth in zip(drafts, truths, strict=True)]
+    ids, logs = np.stack([d.ids for d in drafts]), np.stack([d.logprobs for d in drafts])
+    accepted: list[Accepted] = together(ids, logs, np.array(truths))
+    return accepted

@@ -219,6 +219,17 @@ def _sweep(jobs: Path, job_id: str) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _meet(folder: JobFolder, job: Mapping[str, Any]) -> None:
+    """Sees that the folder which is there is this job's; a `job.json` that cannot be read is written anew."""
+    try:
+        there = folder.job().to_json()
+    except protocol.ProtocolError:
+        protocol.write_json(folder.job_file, job)
+        return
+    if protocol.canonical_json(there) != protocol.canonical_json(job):
+        raise SuperviseError("conflict", f"{folder.path} holds another job of that id")
+
+
 def create(folder: JobFolder, job: Mapping[str, Any], files: Mapping[str, int], stream: IO[bytes]) -> bool:
     """Makes the job's folder from a launch's bytes. Returns False if the same job is there already.
 
@@ -242,8 +253,7 @@ def create(folder: JobFolder, job: Mapping[str, Any], files: Mapping[str, int], 
         except OSError:
             if not folder.path.is_dir():
                 raise
-            if protocol.canonical_json(folder.job().to_json()) != protocol.canonical_json(job):
-                raise SuperviseError("conflict", f"{folder.path} holds another job of that id") from None
+            _meet(folder, job)
             return False
         protocol.sync_directory(jobs)
         return True

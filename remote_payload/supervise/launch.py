@@ -52,6 +52,7 @@ def job_environment(job_id: str) -> dict[str, str]:
     environment[processes.TAG] = job_id
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PYTHONUTF8"] = "1"
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing but what was verified lies in a release
     environment.setdefault("LC_ALL", "C.UTF-8")
     return environment
 

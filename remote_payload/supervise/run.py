@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -248,7 +249,16 @@ def _last_line(folder: JobFolder) -> str:
     with folder.log.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - 8192))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip()[:500] if lines else "it printed nothing"
+    return _plain(lines[-1].strip())[:500] if lines else "it printed nothing"
+
+
+_SYSTEM_ERROR = re.compile(r"(?:\w+Error): \[Errno \d+\] (?P<what>[^:]+): '(?P<path>.+?)'(?: -> '.*')?")
+
+
+def _plain(line: str) -> str:
+    """Returns a line in which Python names a file that is in the way, the file first."""
+    found = _SYSTEM_ERROR.fullmatch(line)
+    return f"{found['path']}: {found['what']}" if found else line
 
 
 def _supervisor_fault(error: Exception, folder: JobFolder) -> str:

@@ -51,6 +51,12 @@ def find_parts(model: Any, path: Path) -> Anatomy:
     for part, found in (("input embedding", embedding), ("output head", head)):
         if getattr(found, "weight", None) is None:
             raise TargetError(f"{path}: {name} has no {part} for a drafter to share")
+    widths = {int(embedding.weight.shape[-1]), int(head.weight.shape[-1]), int(config.hidden_size)}
+    if len(widths) > 1:
+        raise TargetError(
+            f"{path}: embedding, layers and head of {name} are not of one width ({sorted(widths)}), so a drafter "
+            "cannot share them"
+        )
     return Anatomy(config, decoder, layers, embedding, head)
 
 

@@ -21,7 +21,7 @@ from tests.payload import fake_tree
 RELEASE = "f" * 64
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Waits until something is so, and returns it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -85,7 +85,7 @@ class Desk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.workdir = root / "host" / "orch"
-        fake_tree.build(self.workdir / "releases" / RELEASE)
+        fake_tree.seal(fake_tree.build(self.workdir / "releases" / RELEASE))
         self.host = FaultyHost(LocalHost("box", root / "host"))
         import sys
 

@@ -51,6 +51,7 @@ def test_an_unknown_key_ends_in_four_and_its_remedy_works(plain: Path, run_orch:
     assert refused.code == 4
     assert "the host key is not known" in refused.stdout
     assert "orch hosts trust gpu7" in refused.stderr
+    assert "--yes" in refused.stderr
     asked = run_orch("hosts", "trust", "gpu7", cwd=plain)
     assert asked.code == 2
     assert "orch hosts trust gpu7 --yes" in asked.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from orchestrator.errors import HostFailedError, LinkError, UsageError
 from orchestrator.launch import Cursor, Handle
 from tests.orchestrator.desk import RELEASE, Desk, wait_for
+from tests.payload import fake_tree
 
 FILES = {"prompts.jsonl": '{"id":"ä"}\n'.encode()}
 
@@ -123,3 +126,54 @@ def test_a_lost_job_is_seen_as_lost_and_resumes(desk: Desk) -> None:
     assert desk.launcher.poll([handle])[0].new_rows == 5
     with pytest.raises(UsageError, match="nothing to resume"):
         desk.launcher.resume(handle)
+
+
+def test_bytecode_in_a_release_is_never_run_and_none_is_left_there(desk: Desk) -> None:
+    package = desk.workdir / "releases" / RELEASE / "remote_payload"
+    source = package / "fake_worker.py"
+    sound, status = source.read_text(), source.stat()
+    source.write_text(
+        "def main(argv):\n    print('poisoned')\n    return 3\n".ljust(len(sound.encode()), "#")
+    )
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    cached = package / "__pycache__" / f"fake_worker.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(source), cfile=str(cached), doraise=True)
+    source.write_text(sound)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fake_tree.seal(package.parent)
+    handle, _ = desk.launcher.submit(desk.job("a", "print=the source"), FILES)
+    desk.until("a", "done", "failed")
+    assert desk.launcher.poll([handle])[0].log == b"the source\n"
+    assert list(package.rglob("*.pyc")) == []
+
+
+def test_a_release_that_was_changed_on_the_host_is_not_started_or_resumed(desk: Desk) -> None:
+    handle, _ = desk.launcher.submit(desk.job("a", "rows=500", "pause=0.1"), FILES)
+    desk.until("a", "running")
+    desk.launcher.cancel(handle, grace=1)
+    worker = desk.workdir / "releases" / RELEASE / "remote_payload" / "fake_worker.py"
+    worker.write_text(worker.read_text() + "# a quick fix\n")
+    (worker.parent / "more.py").write_text("")
+    for ask in (lambda: desk.launcher.resume(handle), lambda: desk.launcher.submit(desk.job("b"), FILES)):
+        with pytest.raises(HostFailedError, match=r"fake_worker\.py has another size") as caught:
+            ask()
+        assert "more.py does not belong there" in caught.value.message
+        assert "`orch push box`" in caught.value.hint
+    assert not desk.folder("b").exists()
+    assert desk.state("a") == "cancelled"
+    assert desk.launcher.poll([handle])[0].verdict == "cancelled", "looking still works"
+
+
+def test_a_launch_or_a_look_on_a_full_disk_names_the_work_folder(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = desk.workdir / "releases" / RELEASE / "remote_payload" / "supervise" / "__init__.py"
+    folder.write_text(
+        folder.read_text().replace(
+            "    args = _parser().parse_args(list(argv))\n    return",
+            "    raise OSError(28, 'No space left on device')\n    return",
+        )
+    )
+    fake_tree.seal(desk.workdir / "releases" / RELEASE)
+    with pytest.raises(HostFailedError, match=f"box: the disk is full at {desk.workdir}"):
+        desk.launcher.submit(desk.job("a"), FILES)

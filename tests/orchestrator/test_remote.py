@@ -31,6 +31,7 @@ LIBRARIES = {
     "files",
     "tree",
     "releases",
+    "supervisor",
     "checkpoint_config",
     "checkpoint_origin",
     "checkpoint_torch",
@@ -292,5 +293,5 @@ def test_a_stream_yields_bytes_and_says_why_it_failed(host: WatchedHost, script:
         "    if arguments['fail']:\n        raise HostError('checkpoint', 'it moved', '/there')\n"
     )
     assert b"".join(remote.stream(host, "probe", {"fail": False}, python=sys.executable)) == b"\x00\xff" * 3
-    with pytest.raises(HostFailedError, match=r"ct129: .*it moved \(/there\)"):
+    with pytest.raises(CheckpointRejectedError, match=r"^ct129: it moved \(/there\)$"):
         list(remote.stream(host, "probe", {"fail": True}, python=sys.executable))

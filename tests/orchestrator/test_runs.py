@@ -371,13 +371,8 @@ def test_a_broken_look_or_pull_counts_as_none_and_is_named(desk: Desk, garbage: 
         (attached.run.path / name).write_text(garbage)
     run = desk.store.resolve("a")
     assert (run.status(), run.pulled()) == ("unsubmitted", None)
-    assert [
-        str(run.path / name) in text
-        for name, text in zip(("seen.json", "pulled.json"), run.damage(), strict=True)
-    ] == [
-        True,
-        True,
-    ]
+    assert str(run.path / "seen.json") in run.damage()[0]
+    assert str(run.path / "pulled.json") in run.damage()[1]
     assert "orch runs attach a" in run.damage()[0]
     assert refresh([run], lambda _: desk.host, lambda _: desk.entry) == {}
     assert run.status() == "done"
@@ -399,3 +394,31 @@ def test_one_broken_record_hides_no_other_run_from_the_list(project: Path, run_o
     assert [run["run"] for run in document["runs"]] == ["a", "b"]
     assert len(document["broken"]) == 4
     assert listed.stderr.count("warning: ") == 4
+
+
+def test_a_pull_from_a_broken_record_names_it_and_the_way_out(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=2")
+    attached.submit()
+    desk.until("a", "done")
+    (desk.folder("a") / "state.json").write_text("null")
+    with pytest.raises(HostFailedError) as caught:
+        attached.pull()
+    assert caught.value.message == f"box: {desk.folder('a') / 'state.json'}: not a JSON object"
+    assert "orch runs cancel a" in caught.value.hint
+    with pytest.raises(HostFailedError, match="broken") as caught:
+        attached.settle()
+    assert "orch runs cancel a" in caught.value.hint
+    assert attached.cancel(grace=1).was == "broken"
+    assert "rows.jsonl" in attached.pull().files
+
+
+def test_a_job_record_that_is_garbage_on_the_host_is_mended_from_here_by_a_resume(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=5", "pause=0.1")
+    attached.submit()
+    desk.until("a", "running")
+    attached.cancel(grace=1)
+    (desk.folder("a") / "job.json").write_text("[]")
+    assert attached.resume().state in ("queued", "running")
+    desk.until("a", "done")
+    assert protocol.read_json(desk.folder("a") / "job.json") == attached.run.job.to_json()
+    assert len(list(protocol.iter_jsonl(desk.folder("a") / "rows.jsonl"))) == 5

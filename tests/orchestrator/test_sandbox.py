@@ -349,3 +349,31 @@ def test_the_commands_talk_on_stderr_and_print_hosts_on_stdout(own: Inventory, r
     status = run_orch("sandbox", "status", cwd=own.folder)
     assert (status.code, status.stdout) == (1, "")
     assert "next: run `orch sandbox up`" in status.stderr
+
+
+def test_a_host_comes_back_on_its_port_so_that_who_waits_for_it_finds_it(own: Inventory) -> None:
+    inventory = own
+    try:
+        first = {name: host.port for name, host in up(inventory).state.hosts.items()}
+        waiting = open_host(inventory, "ct129")
+        down(inventory)
+        with pytest.raises(LinkError, match="connection refused") as caught:
+            waiting.run(["true"])
+        assert "orch sandbox up" in caught.value.hint
+        second = {name: host.port for name, host in up(inventory).state.hosts.items()}
+        assert second == first
+        assert waiting.run(["true"]).exit_code == 0
+        waiting.close()
+        down(inventory)
+        with socket.create_server(("127.0.0.1", first["ct129"])):
+            assert up(inventory).state.hosts["ct129"].port != first["ct129"]
+    finally:
+        down(inventory)
+
+
+def test_a_sandbox_that_is_down_is_said_of_the_host_that_was_asked_for(own: Inventory) -> None:
+    path = own.path
+    path.write_text(path.read_text().replace("  ct129:", "  eval-box:", 1), encoding="utf-8")
+    inventory = load_inventory(path)
+    with pytest.raises(LinkError, match=r"^eval-box: the sandbox is down"):
+        open_host(inventory, "eval-box")

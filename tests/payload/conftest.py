@@ -14,7 +14,8 @@ from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.convention import Convention
 from remote_payload.drafters.dflash import DFlashDrafter
 from remote_payload.engines.replay import ReplayBatch, Walked
-from remote_payload.items import Item, capture_features
+from remote_payload.features import capture_features
+from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
 from remote_payload.results import Silent
 from remote_payload.sampling import Sampling
@@ -65,7 +66,7 @@ class Harness:
         return ReplayBatch(drafter, trajectories, features, self.target.head, self.target.vocab_size)
 
     def drafter(
-        self, name: str, block_size: int | None = None, convention: Convention | None = None
+        self, name: str | Path, block_size: int | None = None, convention: Convention | None = None
     ) -> DFlashDrafter:
         checkpoint = load_checkpoint(MODELS / name)
         return DFlashDrafter(

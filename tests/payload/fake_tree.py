@@ -33,6 +33,18 @@ def build(root: Path) -> Path:
     return root
 
 
+def seal(release: Path) -> None:
+    """Writes the manifest of a release, as an installation does. Its content is taken for right."""
+    names = sorted(p.relative_to(release).as_posix() for p in release.rglob("*.py"))
+    files = {
+        n: {"size": (release / n).stat().st_size, "sha256": protocol.file_sha256(release / n)} for n in names
+    }
+    status = {n: (release / n).lstat() for n in names}
+    stamps = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for n, s in status.items()}
+    protocol.write_json(release / "MANIFEST.json", {"files": files})
+    protocol.write_json(release / "CHECKED.json", {"stamps": stamps})
+
+
 def job(
     job_id: str, *tags: str, payload_hash: str = "0" * 64, timeout_s: float | None = None
 ) -> protocol.Job:

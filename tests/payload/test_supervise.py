@@ -23,7 +23,7 @@ from remote_payload.supervise import processes
 from tests.payload import fake_tree
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Waits until something is so, and returns it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -626,3 +626,12 @@ def test_a_job_with_a_garbage_state_is_resumed_once_nobody_supervises_it(desk: D
     assert desk.ask("resume", desk.dir("a"))["ok"]
     assert desk.until("a", "done", "failed")["state"] == "done"
     assert [row["row"] for row in desk.rows("a")] == list(range(5))
+
+
+def test_a_file_in_the_workers_way_is_named_first(desk: Desk) -> None:
+    desk.launch("a", "rows=2", "pause=0.3")
+    (desk.jobs / "a" / "events.jsonl").mkdir()
+    assert (
+        desk.until("a", "failed", "done")["reason"]
+        == f"the worker ended with exit code 1: {desk.jobs / 'a' / 'events.jsonl'}: Is a directory"
+    )

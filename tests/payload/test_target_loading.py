@@ -98,6 +98,20 @@ def test_embeddings_that_a_drafter_cannot_share_are_refused_by_name(tmp_path: Pa
         Target(tmp_path, dtype="float32", device=CPU)
 
 
+def test_an_embedding_narrower_than_the_layers_is_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.OPTConfig(
+        hidden_size=32,
+        word_embed_proj_dim=16,
+        ffn_dim=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
+    )
+    transformers.OPTForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(TargetError, match=r"OPTForCausalLM are not of one width \(\[16, 32\]\)"):
+        Target(tmp_path, dtype="float32", device=CPU)
+
+
 def test_logits_that_no_known_scaling_gives_are_refused_by_name(make: Callable[[str], Made]) -> None:
     target = make("llama").target
 

@@ -225,11 +225,11 @@ def _among_the_best(k: int) -> Callable[[torch.Tensor, Sequence[int]], tuple[int
 def test_replay_on_every_family_equals_a_naive_oracle(
     make: Callable[[str], Made], name: str, tmp_path: Path
 ) -> None:
-    made, limit = make(name), 8
+    made, limit = make(name), 10
     naive = _Naive(made.target.model, random_drafter(tmp_path / "drafter"), family=made.family)
     harness = Harness(made.target)
     drafter = harness.drafter(str(tmp_path / "drafter"))
-    shapes = {"chain": chain, "ddtree:48": ddtree(48), "topk:96": _among_the_best(96)}
+    shapes = {"chain": chain, "ddtree:48": ddtree(48), "topk:160": _among_the_best(160)}
     walks, _ = harness.walk(drafter, SEQUENCES, list(shapes), max_new_tokens=limit)
     texts = harness.trajectories(SEQUENCES, Need(limit, frozenset(), drafter.drafts))
     compared = beyond_one = 0

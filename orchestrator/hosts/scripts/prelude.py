@@ -89,15 +89,19 @@ def main(run, arguments):
 
 
 def main_stream(run, arguments):
-    """Runs a script whose stdout is data: what goes wrong is said on stderr, with exit code 3."""
+    """Runs a script whose stdout is data: an error is the answer on stderr, with exit code 3."""
+    folder = expand(arguments["workdir"]) if "workdir" in arguments else ""
     try:
         run(arguments)
         sys.stdout.buffer.flush()
     except HostError as failure:
-        sys.stderr.write("\n{message} ({path})\n".format(**failure.record))
-        sys.exit(3)
+        fail_stream(failure.record)
     except BrokenPipeError:
         os._exit(3)
     except OSError as error:
-        sys.stderr.write(f"\n{error.strerror or error} ({error.filename})\n")
-        sys.exit(3)
+        fail_stream(classify(error, folder))
+
+
+def fail_stream(record):
+    sys.stderr.write("\n" + ANSWER + json.dumps({"error": record})[1:] + "\n")
+    sys.exit(3)

@@ -1,34 +1,7 @@
-"""Asks the supervisor of an installed release: launch, resume, observe, cancel, list; or streams results.
-
-`roots` are release folders in order of preference; the first that is there answers. With `argv` the
-supervisor's own words and bytes (the rest of stdin) pass through unchanged; with `send` (a job's folder) and
-`have` (name -> hash) the job's results go to stdout.
-"""
-
-import os
-import sys
-
-
-def import_supervisor(roots):
-    """The `remote_payload.supervise` of the first release that is there."""
-    for root in roots:
-        if os.path.isdir(os.path.join(root, "remote_payload", "supervise")):
-            sys.path.insert(0, root)
-            import remote_payload.supervise
-
-            return remote_payload.supervise
-    raise HostError("no_release", "the payload release of this job is not installed there", roots[0])
+# needs supervisor
+"""Asks about a job, ends it, or streams its results: see `supervisor`."""
 
 
 def run(arguments):
-    """Runs one command and returns its reply, or writes the stream of results."""
-    os.environ.update(arguments.get("env") or {})
-    supervise = import_supervisor([expand(root) for root in arguments["roots"]])
-    try:
-        if "send" in arguments:
-            return supervise.send_job(expand(arguments["send"]), arguments["have"], sys.stdout.buffer)
-        return supervise.ask(arguments["argv"], sys.stdin.buffer)
-    except supervise.SuperviseError as error:
-        raise HostError("supervise", str(error), reason=error.kind) from error
-    except supervise.ProtocolError as error:
-        raise HostError("supervise", str(error), reason="protocol") from error
+    """Asks the supervisor."""
+    return ask_supervisor(arguments)

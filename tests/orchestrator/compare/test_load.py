@@ -32,6 +32,7 @@ def one_series(folder: Path) -> Series:
 def test_every_figure_of_the_columns_is_that_of_the_lists(
     data: list[tuple[list[int], int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    data = [(lengths, min(tokens, 1 + sum(lengths))) for lengths, tokens in data]
     rows = [row("d", f"p{i}", lengths, output_tokens=tokens) for i, (lengths, tokens) in enumerate(data)]
     series = one_series(write_run(tmp_path_factory.mktemp("runs") / "run", rows))
     reference = [tau.Walk(lengths, tokens) for lengths, tokens in data]
@@ -56,6 +57,59 @@ def test_a_row_in_two_runs_is_taken_once_and_a_disagreement_is_counted(tmp_path:
     (series,) = loaded.series
     assert (loaded.repeats, loaded.conflicts) == (2, 1)
     assert sorted(series.lengths.tolist()) == [2, 3, 4, 5]
+
+
+def test_a_row_that_is_twice_in_its_run_is_taken_once_and_another_measurement_is_corruption(
+    tmp_path: Path,
+) -> None:
+    same = write_run(tmp_path / "a", [row("d", "p1", [3, 2]), row("d", "p1", [3, 2])])
+    loaded = load([Source(same)])
+    assert (loaded.repeats, loaded.doubles) == (0, 1)
+    other = write_run(tmp_path / "b", [row("d", "p1", [3, 2]), row("d", "p1", [3, 3])])
+    with pytest.raises(ResultsError, match=r"rows\.jsonl:2: this measurement is in the run before"):
+        load([Source(other)])
+
+
+@pytest.mark.parametrize(("lengths", "tokens"), [([], 2), ([3, 2], 7)])
+def test_rounds_that_do_not_reach_the_output_are_corruption(
+    tmp_path: Path, lengths: list[int], tokens: int
+) -> None:
+    rows = [row("d", "p1", [3]), row("d", "p2", lengths, output_tokens=tokens)]
+    with pytest.raises(ResultsError, match=r"rows\.jsonl:2: accept_lengths commit .* output_tokens is"):
+        load([Source(write_run(tmp_path / "a", rows))])
+
+
+def test_a_file_without_one_whole_row_is_corruption(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", [row("d", "p1", [3])], complete=False)
+    (folder / "rows.jsonl").write_bytes(b"\x00\xff junk without an end")
+    with pytest.raises(ResultsError, match="no whole row"):
+        load([Source(folder)])
+
+
+def test_rows_that_their_manifest_does_not_know_are_shown_with_the_line_that_is_broken(
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path / "a", [row("d", "p1", [3]), row("d", "p2", [3])])
+    data = (folder / "rows.jsonl").read_bytes()
+    (folder / "rows.jsonl").write_bytes(data[:-20] + b"\x00" + data[-19:])
+    with pytest.raises(
+        ResultsError, match=r"another hash than its manifest; .*rows\.jsonl:2: not valid JSON"
+    ):
+        load([Source(folder)])
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"), [('{"verdict": "lost"}', "lost"), ("[]", "running"), (None, "running")]
+)
+def test_a_run_without_an_end_is_what_the_client_saw_of_it(
+    tmp_path: Path, seen: str | None, state: str
+) -> None:
+    folder = write_run(tmp_path / "a", [row("d", "p1", [3])], complete=False, state="running")
+    if seen is not None:
+        (folder / "seen.json").write_text(seen)
+    loaded = load([Source(folder)])
+    assert loaded.runs[0].state == state
+    assert f"it is {state}" in loaded.warnings[0]
 
 
 def test_a_run_that_is_given_twice_is_read_once(tmp_path: Path) -> None:

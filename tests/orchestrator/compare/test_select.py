@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.compare.load import Source
 from orchestrator.compare.select import select
-from orchestrator.errors import UsageError
+from orchestrator.errors import ResultsError, UsageError
 from orchestrator.runs import RunStore, Where
-from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec, append_lines
+from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec, append_lines, write_json
 from tests.orchestrator.compare.folders import drafter_hash, row, write_run
 
 
@@ -98,6 +98,21 @@ def test_a_run_that_is_done_and_not_fetched_is_fetched_with_pull(store: RunStore
     with pytest.raises(UsageError) as caught:
         select(["20260101-a"], store, None)
     assert "orch runs pull 20260101-a" in caught.value.hint
+
+
+def test_rows_that_were_pulled_and_are_gone_are_not_results_that_never_came(store: RunStore) -> None:
+    done = record(store, "20260101-a", ["x"])
+    gone = record(store, "20260102-b", ["y"])
+    files = {"rows.jsonl": {"size": 1, "sha256": "0"}}
+    about = {"host": "h", "job_dir": "d", "at": 1.0, "complete": True, "files": files, "problems": []}
+    write_json(gone / "pulled.json", {"schema": "orch/pulled/1", **about})
+    (gone / "rows.jsonl").unlink()
+    with pytest.raises(ResultsError, match=r"was pulled with its rows, and .* is gone") as caught:
+        select(["20260102-b"], store, None)
+    assert "orch runs pull 20260102-b" in caught.value.hint
+    selection = select([], store, None)
+    assert selection.sources == [Source(done)]
+    assert "is gone" in selection.notes[0]
 
 
 def test_runs_are_named_by_id_beginning_label_last_or_folder(store: RunStore, tmp_path: Path) -> None:
