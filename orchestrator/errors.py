@@ -20,6 +20,7 @@ __all__ = [
     "PartlyDoneError",
     "PayloadRejectedError",
     "ResultsError",
+    "UnknownNameError",
     "UsageError",
 ]
 
@@ -64,6 +65,10 @@ class ConfigError(OrchError):
     """The inventory or another configuration file is wrong."""
 
     exit_code = 3
+
+
+class UnknownNameError(UsageError, ConfigError):
+    """A name on the command line that the inventory does not define: the command line's fault (exit code 2)."""
 
 
 class LinkError(OrchError):

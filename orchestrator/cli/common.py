@@ -71,6 +71,7 @@ def talk(message: str, *, quiet: bool = False) -> None:
     """Says something on stderr, as plain text: no markup is read from it."""
     if not quiet:
         try:
+            sys.stdout.flush()  # in one log file results and talk keep their order
             sys.stderr.write(message + "\n")
             sys.stderr.flush()
         except OSError as error:
@@ -98,6 +99,8 @@ def fail(error: OrchError, *, as_json: bool) -> NoReturn:
                 "details": error.details,
             }
         )
+        talk(f"error: {printable(error.message.splitlines()[0])}")
+        sys.exit(error.exit_code)
     talk(f"error: {printable(error.message, keep_newlines=True)}")
     if error.hint:
         talk(f"  next: {printable(error.hint, keep_newlines=True)}")

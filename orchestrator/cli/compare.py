@@ -27,18 +27,26 @@ def register(app: typer.Typer) -> None:
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs, labels, drafters or folders; none: the last eval.", show_default=False),
+        typer.Argument(
+            help="Runs, labels, drafters or folders; none: the last eval.", metavar="RUN", show_default=False
+        ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", help="The drafter to compare with, or none.", show_default=False),
+        typer.Option(
+            "--baseline", help="The drafter to compare with, or none.", metavar="NAME", show_default=False
+        ),
     ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="Only this draft shape.", show_default=False)
+        list[str] | None,
+        typer.Option("--shape", help="Only this draft shape.", metavar="SHAPE", show_default=False),
     ] = None,
-    dialect: Annotated[str, typer.Option("--dialect", help="Whose definition of the figure.")] = "tau",
+    dialect: Annotated[
+        str, typer.Option("--dialect", help="Whose definition of the figure.", metavar="NAME")
+    ] = "tau",
     by: Annotated[
-        str | None, typer.Option("--by", help="Also by dataset or by position.", show_default=False)
+        str | None,
+        typer.Option("--by", help="Also by dataset or by position.", metavar="DIMENSION", show_default=False),
     ] = None,
     allow: Annotated[
         list[str] | None, typer.Option("--allow", help="Overlook a difference in FIELD.", metavar="FIELD")

@@ -46,7 +46,7 @@ def ls_command(inventory: InventoryOption = None, as_json: JsonOption = False) -
         typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
-@_app.command("trust")
+@_app.command("trust", short_help="Show a host's key and record it.")
 def trust_command(
     name: Annotated[str, typer.Argument(metavar="HOST", help="The host whose key to record.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Record without asking.")] = False,
@@ -93,10 +93,10 @@ def trust_command(
         typer.echo(f"{hop.host} ({hop.address})  {hop.key}  {what} {hop.file}")
 
 
-@_app.command("check")
+@_app.command("check", short_help="Connect, and look at each host.")
 def check_command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST]…", help="Which hosts.", show_default="all")
+        list[str] | None, typer.Argument(metavar="HOST", help="Which hosts.", show_default="all")
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,

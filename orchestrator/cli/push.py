@@ -41,7 +41,7 @@ def _complete_hosts(incomplete: str) -> list[str]:
 
 HostsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="HOST...", help="Hosts of the inventory.", autocompletion=_complete_hosts),
+    typer.Argument(metavar="HOST", help="Hosts of the inventory.", autocompletion=_complete_hosts),
 ]
 
 
@@ -80,7 +80,7 @@ def rollback(
     host: Annotated[str, typer.Argument(metavar="HOST", autocompletion=_complete_hosts)],
     release: Annotated[
         str | None,
-        typer.Argument(metavar="[RELEASE]", help="The start of its hash; default: the one before."),
+        typer.Argument(metavar="RELEASE", help="The start of its hash; default: the one before."),
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,

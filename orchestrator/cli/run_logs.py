@@ -5,11 +5,11 @@ from __future__ import annotations
 import codecs
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from orchestrator.cli.common import InventoryOption, open_inventory, talk
+from orchestrator.cli.common import InventoryOption, JsonOption, emit_json, open_inventory, talk
 from orchestrator.cli.ending import stop_code
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.runs.attached import AttachedRun
 
 __all__ = ["RunArgument", "logs", "opened_run"]
+
+LOG_SCHEMA = "orch/log/1"
 
 RunArgument = Annotated[
     str,
@@ -43,19 +45,33 @@ def opened_run(path: Path | None, name: str) -> Iterator[AttachedRun]:
 def logs(
     name: RunArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: JsonOption = False,
     inventory: InventoryOption = None,
 ) -> None:
     """Print what the worker printed: raw bytes into a pipe, made safe to show on a terminal."""
-    from orchestrator.cli.watching import say_how_to_come_back
+    from orchestrator.errors import UsageError
     from orchestrator.runs import RunStore
 
+    if as_json and follow:
+        raise UsageError("--json and --follow do not go together", "leave one of them out")
     run = RunStore(open_inventory(inventory).folder).resolve(name)
-    out = _LogWriter()
+    out: LogOut = _Collected() if as_json else _LogWriter()
     pulled = run.pulled()
     if pulled and pulled.complete and "worker.log" in pulled.files:
         out.write((run.path / "worker.log").read_bytes())
-        return
-    with opened_run(inventory, run.job_id) as attached:
+    else:
+        _fetch_log(inventory, run.job_id, out, follow=follow)
+    if isinstance(out, _Collected):
+        text = out.data.decode("utf-8", "replace")
+        emit_json({"schema": LOG_SCHEMA, "run": run.job_id, "log": text, "bytes": out.size})
+    elif not out.size:
+        talk(f"the worker printed nothing; `orch runs show {run.job_id}` says how the job stands")
+
+
+def _fetch_log(inventory: Path | None, job_id: str, out: LogOut, *, follow: bool) -> None:
+    from orchestrator.cli.watching import say_how_to_come_back
+
+    with opened_run(inventory, job_id) as attached:
         try:
             _copy_log(attached, out, follow)
         except KeyboardInterrupt as stop:
@@ -63,15 +79,37 @@ def logs(
             raise typer.Exit(stop_code(stop)) from None
 
 
+class LogOut(Protocol):
+    """Where a log goes; `size` is the number of bytes so far."""
+
+    size: int
+
+    def write(self, data: bytes) -> None:
+        """Takes the next piece."""
+
+
+class _Collected:
+    """Keeps a log, to be one JSON document."""
+
+    def __init__(self) -> None:
+        self.size, self.data = 0, b""
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        self.data += data
+
+
 class _LogWriter:
     """stdout for a log: bytes as they are, or on a terminal as text that cannot act on it."""
 
     def __init__(self) -> None:
+        self.size = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
 
     def write(self, data: bytes) -> None:
         from orchestrator.text import printable
 
+        self.size += len(data)
         if self._decoder is None:
             sys.stdout.buffer.write(data)
         else:
@@ -79,7 +117,7 @@ class _LogWriter:
         sys.stdout.flush()
 
 
-def _copy_log(attached: AttachedRun, out: _LogWriter, follow: bool) -> None:
+def _copy_log(attached: AttachedRun, out: LogOut, follow: bool) -> None:
     from orchestrator.runs.follow import Unreachable
     from orchestrator.text import printable
 

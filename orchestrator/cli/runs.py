@@ -14,28 +14,30 @@ from orchestrator.cli.run_logs import RunArgument, logs, opened_run
 if TYPE_CHECKING:
     from orchestrator.runs import Pulled, Run
     from orchestrator.runs.attached import AttachedRun
+    from remote_payload.protocol import State
 
 __all__ = ["register"]
 
 LIST_SCHEMA = "orch/runs/1"
 RUN_SCHEMA = "orch/run/1"
 EVAL_SCHEMA = "orch/eval/1"
+_WIDTH = 100
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
     group = typer.Typer(help="The record of runs: list, show, follow, end, bring home.", no_args_is_help=True)
-    for name, command in (
-        ("ls", ls),
-        ("show", show),
-        ("logs", logs),
-        ("attach", attach),
-        ("cancel", cancel),
-        ("pull", pull),
-        ("resume", resume),
-        ("rm", rm),
+    for name, command, short in (
+        ("ls", ls, "List runs, oldest first."),
+        ("show", show, "Show one run and its figures."),
+        ("logs", logs, "Print what the worker printed."),
+        ("attach", attach, "Follow a run to its end, and pull."),
+        ("cancel", cancel, "End a run's job, with proof."),
+        ("pull", pull, "Bring results home and verify them."),
+        ("resume", resume, "Go on with a job that ended early."),
+        ("rm", rm, "Remove a run from the record here."),
     ):
-        group.command(name)(command)
+        group.command(name, short_help=short)(command)
     app.add_typer(group, name="runs")
 
 
@@ -111,12 +113,22 @@ def _print_table(described: list[dict[str, Any]]) -> None:
 
     rows = [["run", "state", "results", "host", "suite", "age", "drafters"]]
     for run in described:
-        drafters = ", ".join(run["drafters"][:4]) + (" …" if len(run["drafters"]) > 4 else "")
         age = human_seconds(max(0.0, time.time() - run["created"]))
-        rows.append(
-            [run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, drafters]
-        )
+        rows.append([run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, ""])
+    room = _WIDTH - sum(max(len(row[column]) for row in rows) + 2 for column in range(6))
+    for row, run in zip(rows[1:], described, strict=True):
+        row[6] = _some(run["drafters"], max(room, 16))
     _print_columns(rows)
+
+
+def _some(names: list[str], room: int) -> str:
+    """As many whole names as there is room for, the first at least, and how many more there are."""
+    for count in range(len(names), 0, -1):
+        more = f" +{len(names) - count}" if count < len(names) else ""
+        text = ", ".join(names[:count]) + more
+        if len(text) <= room or count == 1:
+            return text
+    return ""
 
 
 def _print_columns(rows: list[list[str]]) -> None:
@@ -190,6 +202,7 @@ def cancel(
     name: RunArgument,
     grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds between TERM and KILL.")] = 10.0,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
     """End a run's job and prove that no process of it is left."""
@@ -202,10 +215,22 @@ def cancel(
         typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
     else:
         typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
-        talk(f"its rows are kept: orch runs pull {run.job_id}, or orch runs resume {run.job_id}")
+        talk(_what_is_left(run.job_id, done.state), quiet=quiet)
 
 
-def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+def _what_is_left(job_id: str, state: State) -> str:
+    """What a cancelled job leaves, and how to come back to it."""
+    if state.started is None:
+        return f"it had not begun, so nothing was measured; to run it after all: orch runs resume {job_id}"
+    return f"its rows are kept: orch runs pull {job_id}, or orch runs resume {job_id}"
+
+
+def pull(
+    name: RunArgument,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    inventory: InventoryOption = None,
+) -> None:
     """Bring a run's results home and verify them; what is here already is not sent again."""
     with opened_run(inventory, name) as attached:
         pulled = attached.pull()
@@ -219,7 +244,7 @@ def pull(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
     typer.echo(
         f"{run.job_id}: {len(pulled.files)} files, {human_bytes(size)}, all as its manifest says: {run.path}"
     )
-    talk(f"next: orch compare {run.job_id}")
+    talk(f"next: orch compare {run.job_id}", quiet=quiet)
 
 
 def resume(

@@ -90,7 +90,7 @@ def _rejected(file: Path, problems: list[Problem]) -> ConfigError:
     lines = [printable(f"{file}:{line}: {text}") for line, text in sorted(set(problems))]
     head = f"{file}: the inventory has {len(lines)} problems\n" if len(lines) > 1 else ""
     details = [{"line": line, "problem": text} for line, text in sorted(set(problems))]
-    hint = "correct the lines named above; README.md shows every key"
+    hint = "correct the lines named above; docs/inventory.md lists every key"
     return ConfigError(head + "\n".join(lines), hint, file=str(file), problems=details)
 
 

@@ -1,7 +1,7 @@
 """The whole inventory: entries by name, and the lookups that commands make.
 
-What always holds: a lookup of a name that is not there is a ConfigError that lists what is, with the
-nearest match first in its hint.
+What always holds: a lookup of a name that is not there is an UnknownNameError that lists what is, with the
+nearest match. References inside the file were checked when it was read, so such a name was typed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UnknownNameError
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -65,7 +65,7 @@ class Inventory:
     seeds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def host(self, name: str) -> HostEntry:
-        """Returns a host; ConfigError lists the hosts if there is none of that name."""
+        """Returns a host; UnknownNameError lists the hosts if there is none of that name."""
         return self._get("host", self.hosts, name)
 
     def hosts_with_role(self, role: Role) -> list[HostEntry]:
@@ -114,7 +114,7 @@ class Inventory:
     def _get(self, kind: str, entries: Mapping[str, _Entry], name: str) -> _Entry:
         if name in entries:
             return entries[name]
-        raise ConfigError(
+        raise UnknownNameError(
             f"{self.path}: {unknown_name(kind, name, entries)}",
             f"check the spelling, or add the {kind} to {self.path}",
         )

@@ -12,7 +12,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import HostFailedError, OrchError
+from orchestrator.errors import HostFailedError, OrchError, UsageError
 from orchestrator.hosts import remote
 from orchestrator.launch.base import Cancelled, Cursor, Handle, LogPiece, Observation
 from remote_payload.protocol import Event, Job, ProtocolError, State
@@ -200,4 +200,5 @@ def _explained(error: HostFailedError, handle: Handle) -> OrchError:
         hint = _HINTS[reason].format(job=handle.job_id, host=handle.host)
     else:
         return error
-    return HostFailedError(error.message, hint, **error.details)
+    kind = UsageError if reason == "state" else HostFailedError  # asked for what makes no sense, or it failed
+    return kind(error.message, hint, **error.details)

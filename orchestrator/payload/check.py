@@ -26,7 +26,7 @@ from orchestrator.errors import OrchError, PayloadRejectedError
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from orchestrator.payload.tree import Tree
 
@@ -78,11 +78,17 @@ def check(tree: Tree, python_version: tuple[int, int], host_name: str) -> None:
     raise PayloadRejectedError(
         f"{host_name}: the payload cannot run there (Python {version}), "
         f"{len(findings)} finding{'s' if len(findings) > 1 else ''}:{lines}{more}",
-        f"mend these lines in {tree.origin}, then push again; nothing was sent",
+        f"mend these lines in {_where(tree, findings)}, then push again; nothing was sent",
         host=host_name,
         python=version,
         findings=[finding._asdict() for finding in findings],
     )
+
+
+def _where(tree: Tree, findings: Iterable[Finding]) -> str:
+    """The files of an overlay by their own names, if all that is wrong is in them; else the tree's folder."""
+    files = dict.fromkeys(tree.overlay.get(finding.path, "") for finding in findings)
+    return ", ".join(list(files)[:3]) if all(files) else tree.origin
 
 
 @functools.lru_cache(maxsize=16)
@@ -92,13 +98,27 @@ def _findings(tree: Tree, version: tuple[int, int]) -> tuple[Finding, ...]:
 
 def find_problems(sources: Mapping[str, bytes], version: tuple[int, int]) -> tuple[Finding, ...]:
     """Returns what is wrong with Python files for a version, by file and line, each thing once."""
-    findings = list(_ruff(sources, version))
+    findings = _first_faults(sorted(_ruff(sources, version)))
     unreadable = {finding.path for finding in findings if not finding.rule.startswith("F82")}
     named = {(finding.path, finding.line) for finding in findings}
     for path, source in sources.items():
         if path not in unreadable:
             findings += [f for f in _second_look(path, source, version) if (path, f.line) not in named]
     return tuple(sorted(findings))
+
+
+def _first_faults(findings: Iterable[Finding]) -> list[Finding]:
+    """Without what follows from a syntax error on the line before; grammar of another version is its own fault."""
+    kept: list[Finding] = []
+    last: Finding | None = None
+    for finding in findings:
+        broken = finding.rule == "invalid-syntax" and " on Python 3." not in finding.message
+        follows = broken and last is not None and last.path == finding.path and finding.line - last.line <= 1
+        if broken:
+            last = finding
+        if not follows:
+            kept.append(finding)
+    return kept
 
 
 def _ruff(sources: Mapping[str, bytes], version: tuple[int, int]) -> Iterator[Finding]:

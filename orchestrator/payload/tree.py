@@ -63,6 +63,7 @@ class Tree:
     files: tuple[TreeFile, ...]
     excluded: tuple[Excluded, ...]
     origin: str
+    overlay: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def hash(self) -> str:
@@ -104,7 +105,8 @@ def load_tree(folder: Path | None = None) -> Tree:
         return _tree(files, excluded, str(root))
     files, excluded = _read(own)
     changed, left_out = _read_overlay(folder)
-    return _tree({**files, **changed}, [*excluded, *left_out], f"{own} with {folder} over it")
+    here = {path: str(folder / path.removeprefix(f"{PACKAGE}/")) for path in changed}
+    return _tree({**files, **changed}, [*excluded, *left_out], f"{own} with {folder} over it", here)
 
 
 def _shipped_folder() -> Path:
@@ -183,8 +185,13 @@ def _exclusion(path: Path) -> str:
     return "compiled Python" if path.suffix in {".pyc", ".pyo"} else ""
 
 
-def _tree(files: Mapping[str, TreeFile], excluded: Iterable[Excluded], origin: str) -> Tree:
-    tree = Tree(tuple(files[path] for path in sorted(files)), tuple(excluded), origin)
+def _tree(
+    files: Mapping[str, TreeFile],
+    excluded: Iterable[Excluded],
+    origin: str,
+    overlay: Mapping[str, str] | None = None,
+) -> Tree:
+    tree = Tree(tuple(files[path] for path in sorted(files)), tuple(excluded), origin, overlay or {})
     if tree.bytes > _MOST_BYTES:
         biggest = sorted(tree.files, key=lambda file: -file.size)[:5]
         listed = ", ".join(f"{file.path} ({human_bytes(file.size)})" for file in biggest)

@@ -163,7 +163,9 @@ def test_a_dry_run_says_what_would_happen_and_starts_nothing(
         (("--ckpt", "x", "--convention", "context"), 2, "KEY=VALUE"),
         (("--ckpt", "x", "--no-stop", "--stop-token-id", "3"), 2, "do not go together"),
         (("--ckpt", "x", "--dtype", "int4"), 2, "float32"),
-        (("--ckpt", "x", "--on", "ct130"), 3, "ct129"),
+        (("--ckpt", "x", "--on", "ct130"), 2, "ct129"),
+        (("--ckpt", "x", "--target", "tinny"), 2, "did you mean 'tiny'"),
+        (("--ckpt", "x", "--suite", "quik"), 2, "did you mean 'quick'"),
         (("--ckpt", "x"), 4, "orch sandbox up"),
         (("--ckpt", "x", "--shape", "nonsense", "--dry-run"), 2, "ddtree:N"),
         (("--ckpt", "x", "--convention", "contxt=before_anchor"), 2, "'context'"),
@@ -173,7 +175,7 @@ def test_a_dry_run_says_what_would_happen_and_starts_nothing(
         ((), 2, "--ckpt"),
     ],
     ids=[
-        *("convention", "stops", "dtype", "host", "sandbox-down"),
+        *("convention", "stops", "dtype", "host", "target", "suite", "sandbox-down"),
         *("shape", "convention-name", "engine", "tail", "block-size", "no-ckpt"),
     ],
 )

@@ -99,8 +99,8 @@ def test_an_interpreter_that_is_not_there_is_the_hosts_fault(plain: Path, run_or
     assert "`python:`" in checked.stderr
 
 
-def test_a_host_that_is_not_in_the_inventory_is_a_config_error(plain: Path, run_orch: RunOrch) -> None:
+def test_a_host_that_is_not_in_the_inventory_is_a_usage_error(plain: Path, run_orch: RunOrch) -> None:
     done = run_orch("hosts", "check", "gpu8", "--json", cwd=plain)
-    assert done.code == 3
-    assert done.json()["kind"] == "Config"
+    assert done.code == 2
+    assert done.json()["kind"] == "UnknownName"
     assert "did you mean 'gpu7'" in done.json()["error"]

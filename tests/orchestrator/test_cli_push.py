@@ -166,7 +166,7 @@ def test_rollback_over_ssh(lab: Path, inventory: Inventory, ct129: Any, run_orch
     [
         ([], 2, "push needs hosts"),
         (["ct129", "--all"], 2, "push needs hosts"),
-        (["ct12"], 3, "did you mean 'ct129'"),
+        (["ct12"], 2, "did you mean 'ct129'"),
         (["ct129", "--payload", "absent"], 2, "there is no such folder"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.runs import _print_table, _what_is_left
+from orchestrator.runs import RunStore, Where
+from orchestrator.runs.store import PULLED_SCHEMA
 from remote_payload import protocol
 from remote_payload.supervise import processes
 from tests.conftest import OrchRun
@@ -105,6 +109,61 @@ def test_the_reason_of_a_rejected_run_is_in_its_log_and_it_has_no_results(
     run = next(path.name for path in (sandbox_project / "runs").iterdir() if "-logs-" in path.name)
     found = entry(run_orch, sandbox_project, run, "--offline")
     assert (found["state"], found["results"]) == ("failed", "none")
+
+
+def recorded(project: Path, job_id: str, log: bytes) -> None:
+    """A run in the record that was pulled whole."""
+    target = protocol.TargetSpec("tiny", "/models/tiny")
+    job = protocol.Job(job_id, "f" * 64, "eval", target, [], "prompts.jsonl", "0" * 64)
+    run = RunStore(project).create(job, Where("ct129", "~/orch"), {"prompts.jsonl": b"{}\n"})
+    (run.path / "worker.log").write_bytes(log)
+    entry = {"size": len(log), "sha256": protocol.sha256_hex(log)}
+    about = {"host": "ct129", "job_dir": "/j", "at": 1.0, "complete": True, "problems": []}
+    protocol.write_json(
+        run.path / "pulled.json", {"schema": PULLED_SCHEMA, "files": {"worker.log": entry}, **about}
+    )
+
+
+def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    about = {
+        "state": "done",
+        "results": "complete",
+        "host": "ct129",
+        "suite": "quick",
+        "created": time.time(),
+    }
+    run = {"run": "20261130-044552-quick-7c8e79", **about}
+    names = [f"step_{n:04d}" for n in range(12)]
+    _print_table([{**run, "drafters": names}, {**run, "drafters": names[:1]}, {**run, "drafters": []}])
+    _, many, one, none = capsys.readouterr().out.splitlines()
+    assert len(many) <= 100
+    assert re.search(r"step_0000(, step_\d{4})* \+\d+$", many)
+    assert one.endswith("  step_0000")
+    assert "step" not in none
+
+
+def test_a_job_that_was_cancelled_before_it_began_kept_no_rows() -> None:
+    assert "rows are kept" not in _what_is_left("j", protocol.State("cancelled"))
+    assert "orch runs resume j" in _what_is_left("j", protocol.State("cancelled"))
+    assert "its rows are kept" in _what_is_left("j", protocol.State("cancelled", started=1.0))
+
+
+def test_an_empty_log_is_said_and_a_log_is_one_json_document_on_request(
+    project: Path, run_orch: RunOrch
+) -> None:
+    recorded(project, "silent", b"")
+    recorded(project, "chatty", b"loaded \xff\n")
+    silent = run_orch("runs", "logs", "silent", cwd=project)
+    assert (silent.code, silent.stdout) == (0, "")
+    assert "the worker printed nothing" in silent.stderr
+    chatty = run_orch("runs", "logs", "chatty", "--json", cwd=project)
+    assert chatty.stderr == ""
+    assert chatty.json() == {"schema": "orch/log/1", "run": "chatty", "log": "loaded \ufffd\n", "bytes": 9}
+    both = run_orch("runs", "logs", "chatty", "--json", "--follow", cwd=project)
+    assert both.code == 2
+    assert len(both.stderr.splitlines()) == 1, "with --json the error is on stdout, stderr has one line"
 
 
 def test_an_empty_record_and_an_unknown_run_say_what_to_type(project: Path, run_orch: RunOrch) -> None:

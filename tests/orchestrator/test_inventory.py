@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UnknownNameError
 from orchestrator.inventory import Inventory, find_inventory, load_inventory
 from tests.conftest import REPO
 
@@ -271,3 +271,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_inventory(file)
     assert str(file) in caught.value.message
+
+
+def test_a_name_that_was_typed_and_is_not_defined_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text("hosts: {gpu: {address: gpu}}\n", encoding="utf-8")
+    known = load_inventory(tmp_path / "inventory.yaml")
+    for look_up in (known.host, known.target, known.suite, known.baseline):
+        with pytest.raises(UnknownNameError) as caught:
+            look_up("gpus")
+        assert caught.value.exit_code == 2

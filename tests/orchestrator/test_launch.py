@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import HostFailedError, LinkError
+from orchestrator.errors import HostFailedError, LinkError, UsageError
 from orchestrator.launch import Cursor, Handle
 from tests.orchestrator.desk import RELEASE, Desk, wait_for
 from tests.payload import fake_tree
@@ -124,7 +124,7 @@ def test_a_lost_job_is_seen_as_lost_and_resumes(desk: Desk) -> None:
     assert desk.launcher.resume(handle).state in ("queued", "running")
     desk.until("a", "done")
     assert desk.launcher.poll([handle])[0].new_rows == 5
-    with pytest.raises(HostFailedError, match="nothing to resume"):
+    with pytest.raises(UsageError, match="nothing to resume"):
         desk.launcher.resume(handle)
 
 

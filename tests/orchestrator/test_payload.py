@@ -231,6 +231,28 @@ def test_a_rejection_lists_every_finding_with_place_rule_and_host(tmp_path: Path
     assert "nothing was sent" in error.hint
 
 
+def test_one_syntax_error_is_one_finding() -> None:
+    sources = {"a.py": b"def f(:\n", "b.py": b"x = (\n\n\ny = 1\n\n\ndef g(:\n    pass\n"}
+    found = find_problems(sources, (3, 11))
+    assert [(f.path, f.line) for f in found if f.path == "a.py"] == [("a.py", 1)]
+    assert len([f for f in found if f.path == "b.py"]) >= 1
+
+
+def test_constructs_of_a_later_version_on_neighbouring_lines_are_all_listed() -> None:
+    found = find_problems({"a.py": b"type X = int\ntype Y = int\n"}, (3, 11))
+    assert [f.line for f in found] == [1, 2]
+
+
+def test_a_fault_in_an_overlay_is_hinted_at_by_the_overlays_own_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "drafters" / "mine.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("def f(:\n")
+    with pytest.raises(PayloadRejectedError) as caught:
+        check(load_tree(tmp_path / "mine"), (3, 11), "ct129")
+    assert str(mine) in caught.value.hint
+    assert ", 1 finding:" in caught.value.message
+
+
 def test_a_name_that_is_wrong_twice_is_listed_once() -> None:
     found = find_problems({"a.py": b"print(nope)\n"}, (3, 11))
     assert [f.show() for f in found] == ["a.py:1:7: F821 Undefined name `nope`"]

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import COMMANDS, build_app
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("fabric", "paramiko", "invoke", "torch", "transformers", "pydantic", "numpy", "scipy", "jinja2", "asyncssh",
@@ -98,3 +101,16 @@ def test_a_command_that_is_not_there_is_named_with_the_nearest() -> None:
     assert done.returncode == 2
     assert "pussh" in done.stderr
     assert "push" in done.stderr.replace("pussh", "")
+
+
+@pytest.mark.parametrize("words", [(), *((entry.name,) for entry in COMMANDS), ("hosts", "check")])
+def test_help_names_arguments_as_one_types_them_and_clips_no_line(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(build_app(None), [*words, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert done.exit_code == 0
+    usage, *lines = done.stdout.splitlines()
+    assert usage.startswith("Usage: ")
+    assert "[[" not in usage
+    assert "…" not in usage
+    assert "......" not in usage.replace("]", "")
+    assert "[runs]" not in usage
+    assert [line for line in lines if line.endswith("...")] == []
