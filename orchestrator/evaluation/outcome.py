@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
+from remote_payload.tau import BIAS_WORTH_A_WARNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -152,7 +153,7 @@ def read_outcome(run: Run) -> Outcome:
         complete=bool(pulled and pulled.complete),
         drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
         rejected=tuple(rejected),
-        notes=(*(summary.get("notes") or ()), *_leaks(run)) if summary.get("drafters") else (),
+        notes=(*_notes(summary), *_leaks(run)) if summary.get("drafters") else (),
         left=seen.left if seen and seen.verdict == "lost" else (),
     )
 
@@ -165,6 +166,26 @@ def _as_typed(text: str, run: Run) -> str:
         text = text.replace(drafter.path, name)
         text = re.sub(rf"(?<!\S)\S*{copy}(?=[/:\s]|$)", name.replace("\\", r"\\"), text)
     return text
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The summary's notes; those on short outputs, one a dialect, as one sentence."""
+    yield from (note for note in summary.get("notes") or () if not note.startswith(_SHORT_OUTPUTS))
+    moved: dict[str, float] = {}
+    for drafter in summary["drafters"]:
+        for figures in drafter["shapes"].values():
+            for dialect, share in (figures.get("short_output_bias") or {}).items():
+                moved[dialect] = max(moved.get(dialect, 0.0), abs(share or 0.0))
+    names = [dialect for dialect, share in sorted(moved.items()) if share > BIAS_WORTH_A_WARNING]
+    if names:
+        most = 100 * max(moved.values())
+        yield (
+            f"{_SHORT_OUTPUTS} {', '.join(names)} by up to {most:.0f} %; tau (the table above) is not moved: "
+            f"longer outputs (--max-new-tokens) before laying those beside other tools' figures"
+        )
+
+
+_SHORT_OUTPUTS = "short outputs move"
 
 
 def _leaks(run: Run) -> Iterator[str]:

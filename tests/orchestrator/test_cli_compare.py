@@ -108,7 +108,7 @@ def test_json_is_one_document_with_its_schema_also_for_an_error(project: Path) -
 def test_csv_and_markdown_go_to_stdout(project: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(orch(project, "--csv", "--shape", "chain").stdout)))
     assert [row["drafter"] for row in rows] == ["reference", "step_9", "step_10"]
-    assert orch(project, "--markdown").stdout.startswith("**chain")
+    assert orch(project, "--markdown").stdout.startswith("target tiny · suite quick · 12 prompts\n\n**chain")
 
 
 def test_by_position_and_samples_add_their_parts(project: Path) -> None:

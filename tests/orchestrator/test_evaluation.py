@@ -223,8 +223,13 @@ def rejected_run(folder: Path) -> Run:
     run = RunStore(folder).create(job, Where("gpu1", "/w"), {"prompts.jsonl": b"{}\n"})
     reason = "/data/real/orch/checkpoints/abc123/config.json: hidden_size is 64, the target's is 128"
     rejected = [{"label": "x", "reason": reason}]
-    drafters = [{"label": "y", "shapes": {"chain": {"tau": 2.0}}}]
-    summary = {"drafters": drafters, "rejected": rejected, "notes": ["short outputs move `zlab`"]}
+    bias = {"tau": 0.0, "zlab": 0.005, "sglang": -0.217, "eagle": -0.1}
+    drafters = [{"label": "y", "shapes": {"chain": {"tau": 2.0, "short_output_bias": bias}}}]
+    summary = {
+        "drafters": drafters,
+        "rejected": rejected,
+        "notes": ["3 tokens differ", "short outputs move sglang by x"],
+    }
     write_json(run.path / "summary.json", {"schema": SUMMARY_SCHEMA, **summary})
     state = State("done", reason="rejected: x: /home/u/orch/checkpoints/abc123: its content hash is 1")
     run.saw("done", state)
@@ -240,8 +245,9 @@ def test_a_rejection_names_the_reference_and_not_the_hosts_copy(tmp_path: Path) 
 
 
 def test_the_notes_of_a_run_and_its_leaks_come_with_its_figures(tmp_path: Path) -> None:
-    short, leak = read_outcome(rejected_run(tmp_path)).notes
-    assert short == "short outputs move `zlab`"
+    told, short, leak = read_outcome(rejected_run(tmp_path)).notes
+    assert told == "3 tokens differ"
+    assert short.startswith("short outputs move eagle, sglang by up to 22 %; tau")
     assert leak.startswith("y sees its anchor's own feature (context=through_anchor): a leak")
 
 
