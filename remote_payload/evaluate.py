@@ -12,7 +12,7 @@ from pathlib import Path
 from remote_payload.devices import worker_devices
 from remote_payload.engines.live import check_shape
 from remote_payload.errors import InputError
-from remote_payload.evaluation import FEATURES, Evaluation
+from remote_payload.evaluation import Evaluation
 from remote_payload.outcome import ENGINES, Outcome, write_summary
 from remote_payload.prompts import read_prompts
 from remote_payload.protocol import Job
@@ -20,6 +20,7 @@ from remote_payload.results import Progress, ResultFolder
 from remote_payload.shapes import parse_shapes
 from remote_payload.shards import run_shares, settle_leftovers
 from remote_payload.share import Share
+from remote_payload.vocabulary import FEATURES
 
 __all__ = ["EXIT_REJECTED", "run_job", "run_share"]
 

@@ -41,9 +41,7 @@ from remote_payload.share import Share
 from remote_payload.target import Target
 from remote_payload.trajectories import Need, TrajectoryStore
 
-__all__ = ["FEATURES", "Evaluation"]
-
-FEATURES = ("ram", "disk", "recompute")
+__all__ = ["Evaluation"]
 
 
 class Evaluation:

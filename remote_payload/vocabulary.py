@@ -15,6 +15,7 @@ __all__ = [
     "CONVENTION",
     "DTYPES",
     "ENGINES",
+    "FEATURES",
     "TAILS",
     "WINDOW_RULES",
     "convention_fault",
@@ -24,6 +25,8 @@ __all__ = [
 
 DTYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("replay", "live", "both")
+FEATURES = ("ram", "disk", "recompute")
+"""Where a job keeps the target's features."""
 TAILS = ("full", "truncated")
 WINDOW_RULES = ("specforge", "speculators", "speculators_noncausal", "none")
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,3 +143,16 @@ def pytest_make_collect_report(
             f"{collector.nodeid} was skipped, and with CI=true nothing may be: {_reason(report.longrepr)}"
         )
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Adds up what tests say they compared (`record_property("compared: ...", count)`), also over processes."""
+    totals: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":
+                for name, count in report.user_properties:
+                    if name.startswith("compared"):
+                        totals[name] += count
+    for name, count in sorted(totals.items()):
+        terminalreporter.write_line(f"{name}: {count}")

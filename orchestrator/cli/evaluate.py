@@ -9,6 +9,19 @@ import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
 from orchestrator.cli.ending import stop_code
+from orchestrator.cli.eval_options import (
+    Attn,
+    BatchTokens,
+    FeaturesWhere,
+    Gpus,
+    SamplesPerPrompt,
+    Seed,
+    Temperature,
+    Thinking,
+    TopK,
+    TopP,
+    Workers,
+)
 from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
@@ -147,6 +160,17 @@ def evaluate(
             "--threads", min=0, help="CPU threads. [default: the target's]", metavar="N", show_default=False
         ),
     ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    samples_per_prompt: SamplesPerPrompt = None,
+    enable_thinking: Thinking = None,
+    attn: Attn = None,
+    features: FeaturesWhere = "ram",
+    gpus: Gpus = 0,
+    workers: Workers = 0,
+    batch_tokens: BatchTokens = None,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -210,6 +234,17 @@ def evaluate(
         stop_token_ids=stops(stop_token_id, no_stop),
         block_size=block_size,
         convention=dict(setting(text) for text in convention or ()),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        samples_per_prompt=samples_per_prompt,
+        enable_thinking=enable_thinking,
+        attn=attn,
+        features=features,
+        gpus=gpus,
+        workers=workers,
+        batch_tokens=batch_tokens,
         draft_config=draft_config,
         forgive=tuple(forgive or ()),
         wait_s=wait,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import CheckpointRejectedError, ConfigError, UsageError
 from orchestrator.hosts import resolve_entry
@@ -16,7 +16,7 @@ from orchestrator.inventory import nearest
 from remote_payload.errors import PromptError
 from remote_payload.promptfile import parse_prompts
 from remote_payload.protocol import DrafterSpec, Job, TargetSpec, new_job_id, sha256_hex
-from remote_payload.vocabulary import DTYPES, ENGINES, TAILS, convention_fault, shape_fault
+from remote_payload.vocabulary import DTYPES, ENGINES, FEATURES, TAILS, convention_fault, shape_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PROMPTS", "EvalOptions", "Plan", "build_job", "plan", "read_prompts"]
 
 PROMPTS = "prompts.jsonl"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,17 @@ class EvalOptions:
     stop_token_ids: Sequence[int] | None = None
     block_size: int | None = None
     convention: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    samples_per_prompt: int | None = None
+    enable_thinking: bool | None = None
+    attn: str | None = None
+    features: str = "ram"
+    gpus: int = 0
+    workers: int = 0
+    batch_tokens: int | None = None
     draft_config: Path | None = None
     forgive: Sequence[str] = ()
     wait_s: float = 120.0
@@ -172,6 +184,7 @@ def _check_words(options: EvalOptions) -> None:
         ("dtype", options.dtype, DTYPES),
         ("tail", options.tail, TAILS),
         ("engine", options.engine, ENGINES),
+        ("features", options.features, FEATURES),
     ):
         if value is not None and value not in allowed:
             close = nearest(value, allowed)
@@ -179,6 +192,10 @@ def _check_words(options: EvalOptions) -> None:
                 f"--{name} {value!r}: it can be {', '.join(allowed)}",
                 f"did you mean `--{name} {close}`?" if close else f"pass one of these, or leave --{name} out",
             )
+
+
+def _given(option: _T | None, default: _T) -> _T:
+    return default if option is None else option
 
 
 def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) -> Job:
@@ -194,21 +211,21 @@ def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) 
             target.name,
             chosen.target_path,
             options.dtype or target.dtype,
-            target.attn,
+            options.attn or target.attn,
             target.trust_remote_code,
         ),
         drafters=list(drafters),
         prompts=PROMPTS,
         prompts_hash=sha256_hex(chosen.prompts),
         suite=suite.name,
-        enable_thinking=suite.enable_thinking,
+        enable_thinking=_given(options.enable_thinking, suite.enable_thinking),
         max_new_tokens=options.max_new_tokens or suite.max_new_tokens,
         stop_ids=None if stops is None else list(stops),
-        temperature=suite.temperature,
-        top_p=suite.top_p,
-        top_k=suite.top_k,
-        seed=suite.seed,
-        samples_per_prompt=suite.samples_per_prompt,
+        temperature=_given(options.temperature, suite.temperature),
+        top_p=_given(options.top_p, suite.top_p),
+        top_k=_given(options.top_k, suite.top_k),
+        seed=_given(options.seed, suite.seed),
+        samples_per_prompt=_given(options.samples_per_prompt, suite.samples_per_prompt),
         shapes=list(options.shapes or suite.shapes),
         engine=options.engine,
         block_size=options.block_size or suite.block_size,
@@ -217,6 +234,10 @@ def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) 
         sample_stride=suite.sample_stride,
         save_outputs=options.save_outputs,
         device=options.device,
+        features=options.features,
+        gpus=options.gpus,
+        workers=options.workers,
+        batch_tokens=_given(options.batch_tokens, Job.batch_tokens),
         threads=threads,
         timeout_s=options.timeout_s,
         label=options.label,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ STRIDE = 1 if os.environ.get("ORCH_ALL_VECTORS") else 5
 compared = {"lists": 0, "rounds": 0, "outputs": 0, "excused": 0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _report() -> Any:
+@pytest.fixture(autouse=True)
+def _counted(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Hands what this test compared to the run's summary (`tests/conftest.py`)."""
+    before = dict(compared)
     yield
-    print("\nlive vectors compared:", ", ".join(f"{count} {what}" for what, count in compared.items()))
+    for what, count in compared.items():
+        record_property(f"compared live: {what}", count - before[what])
 
 
 @pytest.fixture(scope="module")

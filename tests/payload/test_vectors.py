@@ -7,6 +7,7 @@ run has a decision closer than 1e-4, and is printed; a difference anywhere else 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ compared = {"chain lists": 0, "tree lists": 0, "outputs": 0, "logit blocks": 0, 
 compared |= {"hybrid chain lists": 0, "hybrid tree lists": 0, "hybrid drafts": 0, "greedy texts": 0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _report() -> Any:
+@pytest.fixture(autouse=True)
+def _counted(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Hands what this test compared to the run's summary (`tests/conftest.py`)."""
+    before = dict(compared)
     yield
-    print("\nvectors compared:", ", ".join(f"{count} {what}" for what, count in compared.items()))
+    for what, count in compared.items():
+        record_property(f"compared: {what}", count - before[what])
 
 
 def _same(found: list[int], expected: list[int], run: dict[str, Any], where: str) -> None:

@@ -1,0 +1,60 @@
+"""The options of `orch eval` that say how the target decodes and what the host may use; None means a default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+__all__ = [
+    "Attn",
+    "BatchTokens",
+    "FeaturesWhere",
+    "Gpus",
+    "SamplesPerPrompt",
+    "Seed",
+    "Temperature",
+    "Thinking",
+    "TopK",
+    "TopP",
+    "Workers",
+]
+
+_SUITE = "[default: the suite's]"
+
+
+def _option(flag: str, help_text: str, metavar: str, **limits: Any) -> Any:
+    return typer.Option(flag, help=help_text, metavar=metavar, show_default=False, **limits)
+
+
+Temperature = Annotated[float | None, _option("--temperature", f"0 is greedy. {_SUITE}", "T", min=0)]
+TopP = Annotated[float | None, _option("--top-p", _SUITE, "P", min=0, max=1)]
+TopK = Annotated[int | None, _option("--top-k", f"0 is no limit. {_SUITE}", "K", min=0)]
+Seed = Annotated[int | None, _option("--seed", f"Of the sampling noise. {_SUITE}", "S")]
+SamplesPerPrompt = Annotated[
+    int | None,
+    _option("--samples-per-prompt", f"Continuations of each, at a temperature. {_SUITE}", "N", min=1),
+]
+Thinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-thinking/--disable-thinking", help=f"For the chat template. {_SUITE}", show_default=False
+    ),
+]
+Attn = Annotated[str | None, _option("--attn", "transformers' attention. [default: the target's]", "NAME")]
+FeaturesWhere = Annotated[
+    str,
+    typer.Option(
+        "--features", help="Keep the target's features in ram, on disk, or recompute.", metavar="WHERE"
+    ),
+]
+Gpus = Annotated[
+    int, typer.Option("--gpus", min=0, help="Run on so many GPUs, each with a worker.", metavar="N")
+]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, help="Worker processes on one device.", metavar="N")
+]
+BatchTokens = Annotated[
+    int | None,
+    _option("--batch-tokens", "Tokens of prompt and output in one batch. [default: 16384]", "N", min=1),
+]
