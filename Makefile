@@ -1,8 +1,10 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# PYTHON, TORCH and TORCH_BACKEND (cpu, cuda, auto) can be set; PIP_FIND_LINKS is honoured.
+# PYTHON, TORCH, TORCH_BACKEND (cpu, cuda, auto) and JOBS can be set; PIP_FIND_LINKS is honoured.
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test processes. Each has its own sandbox hosts and temporary folders.
+JOBS ?= 2
 BIN := $(VENV)/bin
 export PYTHON VENV
 
@@ -39,7 +41,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 bench: setup
 	$(BIN)/python -m benchmarks
