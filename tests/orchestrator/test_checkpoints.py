@@ -46,7 +46,9 @@ class Lab:
         for name in ("ct200", "ct129"):
             self.entries[name], self.hosts[name] = make_host(folder, name)
         baselines = {
-            "reference": CheckpointEntry(name="reference", ckpt="models/ref", convention={"context": "through_anchor"})
+            "reference": CheckpointEntry(
+                name="reference", ckpt="models/ref", convention={"context": "through_anchor"}
+            )
         }
         drafters = {
             "lab": CheckpointEntry(name="lab", ckpt="ct200:ckpt/step_2", convention={"label_offset": 1})
@@ -208,7 +210,9 @@ def test_the_look_agrees_with_the_payloads_own_reader(lab: Lab) -> None:
 
 def test_the_inventorys_convention_wins_over_the_folders(lab: Lab) -> None:
     folder = write_checkpoint(lab.folder / "models" / "ref")
-    (folder / "orch.json").write_text(json.dumps({"convention": {"context": "before_anchor", "in_block": "causal"}}))
+    (folder / "orch.json").write_text(
+        json.dumps({"convention": {"context": "before_anchor", "in_block": "causal"}})
+    )
     assert lab.inspect("reference").convention == {"context": "through_anchor", "in_block": "causal"}
 
 
