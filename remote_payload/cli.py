@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from remote_payload.errors import InputError, PromptError
 from remote_payload.protocol import (
@@ -59,7 +59,7 @@ def eval_main(argv: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with _copied_prompts(args.prompts, folder):
         write_json(folder / "job.json", job.to_json())
-        code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch")
+        code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
         summary = read_json(folder / "summary.json")
@@ -67,11 +67,11 @@ def eval_main(argv: Sequence[str]) -> int:
     return code
 
 
-def _run(job: Job, folder: Path, cache: Path) -> int:
+def _run(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> int:
     from remote_payload.evaluate import run_job
 
     try:
-        return run_job(job, folder, cache)
+        return run_job(job, folder, cache, echo)
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -158,9 +158,19 @@ def _drafter(given: str, args: argparse.Namespace, convention: dict[str, Any]) -
     )
 
 
+class _Help(argparse.HelpFormatter):
+    """Shows every default that a setting has, but for flags and for settings whose help says it in words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if "default" in text or action.default in (None, False, [], argparse.SUPPRESS):
+            return text
+        return f"{text} (default: %(default)s)".strip()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m remote_payload eval", description="Evaluate drafters here."
+        formatter_class=_Help, prog="python -m remote_payload eval", description="Evaluate drafters here."
     )
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the target's folder")
@@ -180,25 +190,25 @@ def _parser() -> argparse.ArgumentParser:
         help="where the results go; an earlier run there is resumed",
     )
     add("--cache", type=Path, metavar="DIR", help="continuations and hashes (default: ~/.cache/orch)")
-    add("--engine", default="replay", choices=["replay", "live", "both"])
+    add("--engine", default="replay", choices=["replay", "live", "both"], help="how rounds are measured")
     add(
         "--shape",
         action="append",
         metavar="SHAPE",
         help="chain, ddtree:N or topk:K; may be repeated (default: chain)",
     )
-    add("--max-new-tokens", type=int, default=2048, metavar="N")
+    add("--max-new-tokens", type=int, default=2048, metavar="N", help="tokens of an output, at most")
     stops = parser.add_mutually_exclusive_group()
     stops.add_argument(
         "--stop-token-id", type=int, action="append", metavar="ID", help="default: the target's own"
     )
     stops.add_argument("--no-stop", action="store_true", help="go on to the limit")
-    add("--temperature", type=float, default=0.0)
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0)
-    add("--seed", type=int, default=0)
-    add("--samples-per-prompt", type=int, default=1)
-    add("--acceptance", default="exact", choices=["exact", "rejection"])
+    add("--temperature", type=float, default=0.0, help="of the target; 0 is greedy")
+    add("--top-p", type=float, default=1.0, help="nucleus of the target, at a temperature")
+    add("--top-k", type=int, default=0, help="most probable tokens kept, at a temperature; 0 keeps all")
+    add("--seed", type=int, default=0, help="of the sampling noise")
+    add("--samples-per-prompt", type=int, default=1, help="continuations of each prompt, at a temperature")
+    add("--acceptance", default="exact", choices=["exact", "rejection"], help="how drafts are accepted")
     add("--block-size", type=int, metavar="B", help="instead of the checkpoint's own")
     add(
         "--convention", action="append", default=[], metavar="KEY=VALUE", help="how the drafters were trained"
@@ -216,7 +226,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TENSOR",
         help="a tensor that may be unknown, not finite or all zero; may be repeated",
     )
-    add("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    add(
+        "--dtype",
+        default="bfloat16",
+        choices=["float32", "bfloat16", "float16"],
+        help="of target and drafters",
+    )
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
     add("--gpus", type=int, default=0, metavar="N", help="N GPUs, one worker each; prompts are dealt out")

@@ -8,6 +8,7 @@ row; the summary is written last.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 from remote_payload.devices import worker_devices
 from remote_payload.engines.live import check_shape
@@ -27,13 +28,14 @@ __all__ = ["EXIT_REJECTED", "run_job", "run_share"]
 EXIT_REJECTED = InputError.exit_code
 
 
-def run_job(job: Job, folder: Path, cache: Path) -> int:
+def run_job(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> int:
     """Runs a job in its folder.
 
     Args:
         job: what to run; `job.prompts` is relative to the folder.
         folder: where rows.jsonl and the other results go.
         cache: the host's cache folder (trajectories, features, file hashes).
+        echo: where progress is written too, a line at a time.
 
     Returns:
         0 if every drafter was evaluated, 10 if any was refused (the others' rows are there all the same).
@@ -43,7 +45,7 @@ def run_job(job: Job, folder: Path, cache: Path) -> int:
     """
     check_supported(job)
     devices = worker_devices(job)
-    results, progress = ResultFolder(folder), Progress(folder)
+    results, progress = ResultFolder(folder), Progress(folder, echo)
     if results.repaired:
         progress.say(f"cut {results.repaired} bytes of a torn last line; its batch runs again")
     prompts = read_prompts(folder / job.prompts)

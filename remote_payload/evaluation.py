@@ -186,11 +186,28 @@ class Evaluation:
                 item.trajectory.tokens[: need.output_length(item.trajectory.tokens)] for item in items
             ),
         }
+        self._note_long_prompts(target, items, need)
         of = Measurement(job, path["target"], template, need, self.sampling, self.shapes)
         if "replay" in ENGINES[job.engine]:
             self._replay(of, target, path, items, tokenizer)
         if verifier is not None:
             self._live(replace(of, engine="live"), target, verifier, items)
+
+    def _note_long_prompts(self, target: Target, items: Sequence[Item], need: Need) -> None:
+        """Tells which prompts go past what the target's config says it was made for."""
+        limit = getattr(target.config, "max_position_embeddings", None)
+        if not isinstance(limit, int):
+            return
+        ends = {
+            item.prompt.id: len(item.trajectory.prompt) + need.output_length(item.trajectory.tokens)
+            for item in items
+        }
+        past = sorted((end, name) for name, end in ends.items() if end > limit)
+        if past:
+            self.outcome.notes.append(
+                f"{len(past)} of {len(ends)} prompts reach past the target's max_position_embeddings of {limit} "
+                f"(the longest, {past[-1][1]}, to {past[-1][0]} tokens): what it says there is not what it was made for"
+            )
 
     def _replay(
         self, of: Measurement, target: Target, path: dict[str, Any], items: list[Item], tokenizer: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from remote_payload.protocol import Event, Row, append_lines, canonical_json, iter_jsonl, trim_torn_line
 
@@ -62,6 +62,10 @@ def _sample_key(sample: dict[str, Any]) -> str:
     return canonical_json([sample[name] for name in fields])
 
 
+ECHO_S = 5.0
+"""Seconds between two lines of one phase for people at the box."""
+
+
 class Reporter(Protocol):
     """Where steps of progress go."""
 
@@ -83,10 +87,16 @@ class Silent:
 
 
 class Progress:
-    """Appends events to `events.jsonl`: phase changes at once, steps at most every half second."""
+    """Appends events to `events.jsonl`: phase changes at once, steps at most every half second.
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "events.jsonl"
+    Args:
+        folder: the job's folder.
+        echo: where a line is written too when a phase begins and now and then; for people at the box.
+    """
+
+    def __init__(self, folder: Path, echo: TextIO | None = None) -> None:
+        self._file, self._echo = folder / "events.jsonl", echo
+        self._echoed = 0.0
         self._phase = ""
         self._started = self._last = 0.0
         self._first_done = 0
@@ -94,11 +104,16 @@ class Progress:
     def say(self, message: str, *, phase: str = "note", drafter: str = "") -> None:
         """Records a sentence."""
         append_lines(self._file, [Event(phase=phase, drafter=drafter, message=message).to_json()])
+        if self._echo is not None:
+            self._write(f"{phase} {drafter}".strip() + f": {message}")
 
     def step(self, phase: str, done: int, total: int, *, drafter: str = "", message: str = "") -> None:
         """Records how far a phase has come; rate and time left from its own start."""
         now = time.monotonic()
         name = f"{phase}/{drafter}"
+        if self._echo is not None and (name != self._phase or now - self._echoed >= ECHO_S):
+            self._echoed = now
+            self._write(" ".join(part for part in (phase, drafter, f"{done}/{total}", message) if part))
         if name != self._phase:
             self._phase, self._started, self._first_done = name, now, done
         elif now - self._last < 0.5 and done < total:
@@ -116,3 +131,8 @@ class Progress:
             message=message,
         )
         append_lines(self._file, [event.to_json()])
+
+    def _write(self, line: str) -> None:
+        if self._echo is not None:
+            self._echo.write("".join(char if char.isprintable() else "?" for char in line) + "\n")
+            self._echo.flush()
