@@ -163,7 +163,7 @@ class _Help(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        if "default" in text or action.default in (None, False, [], argparse.SUPPRESS):
+        if "default" in text or action.default in (None, [], argparse.SUPPRESS) or action.default is False:
             return text
         return f"{text} (default: %(default)s)".strip()
 
