@@ -35,7 +35,7 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
         'return self._norm(hidden[:, self.first_label :], "norm.weight")',
         "return hidden[:, self.first_label :]",
     ),
-    "wrong rope theta": ("drafters/config.py", "RopeConfig(theta=float(theta)", "RopeConfig(theta=10000.0"),
+    "wrong rope theta": ("drafters/rope.py", "1.0 / (rope.theta**steps)", "1.0 / (10000.0**steps)"),
     "fc not loaded": (
         "drafters/dflash.py",
         "self._weights = {name: t.to(device, dtype) for name, t in checkpoint.tensors.items()}",
@@ -43,7 +43,7 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
     ),
     "hidden norm skipped": ("drafters/dflash.py", "if self.convention.hidden_norm:", "if False:"),
     "labels shifted": ("drafters/dflash.py", "return 1 - self.convention.label_offset", "return 0"),
-    "layers reversed": ("items.py", "for index in wanted]", "for index in reversed(wanted)]"),
+    "layers reversed": ("features.py", "for index in wanted]", "for index in reversed(wanted)]"),
 }
 
 
