@@ -41,7 +41,8 @@ imports: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -m serial
+	$(BIN)/python -m pytest -m "not serial" -n $(JOBS)
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -16,6 +16,9 @@ from orchestrator.launch import Cursor, Handle
 from tests.orchestrator.desk import RELEASE, Desk, wait_for
 from tests.payload import fake_tree
 
+# Their jobs share short ids, and processes are found by their job's id: they run one after the other.
+pytestmark = pytest.mark.serial
+
 FILES = {"prompts.jsonl": '{"id":"ä"}\n'.encode()}
 
 

@@ -21,6 +21,9 @@ from remote_payload import protocol
 from tests.orchestrator.desk import Desk, wait_for
 from tests.payload import fake_tree
 
+# Their jobs share short ids, and processes are found by their job's id: they run one after the other.
+pytestmark = pytest.mark.serial
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:

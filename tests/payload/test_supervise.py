@@ -22,6 +22,9 @@ from remote_payload import protocol
 from remote_payload.supervise import processes
 from tests.payload import fake_tree
 
+# Their jobs share short ids, and processes are found by their job's id: they run one after the other.
+pytestmark = pytest.mark.serial
+
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Waits until something is so, and returns it."""
