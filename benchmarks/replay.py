@@ -189,7 +189,10 @@ def measure(bench: Bench, threads: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     expected = bench.loop()
     for way in (bench.later, bench.live, bench.first):
-        found = way()
+        spent, found = timed(way)
+        print(
+            f"{threads} thread(s): {way.__name__} agrees with the plain loop ({spent:.1f} s)", file=sys.stderr
+        )
         assert found == expected, f"{way.__name__} and the plain loop differ"
     bench.note_anchors(expected)
     ways = (bench.loop, bench.later, bench.live, bench.first, bench.plain_decoding, bench.arithmetic)
@@ -197,6 +200,7 @@ def measure(bench: Bench, threads: int, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for way in ways:
             spent, _ = timed(way)
+            print(f"{threads} thread(s): {way.__name__} {spent:.2f} s", file=sys.stderr)
             seconds[way.__name__].append(spent)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     rounds = sum(len(lengths) for lists in expected.values() for lengths in lists)
