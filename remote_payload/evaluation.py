@@ -33,7 +33,7 @@ from remote_payload.memory import Room
 from remote_payload.outcome import ENGINES, Outcome
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Prompt, Tokenizing
-from remote_payload.protocol import Job, canonical_json, sha256_hex
+from remote_payload.protocol import Job, canonical_json, read_json, sha256_hex
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, parse_shapes
@@ -195,7 +195,9 @@ class Evaluation:
 
     def _note_long_prompts(self, target: Target, items: Sequence[Item], need: Need) -> None:
         """Tells which prompts go past what the target's config says it was made for."""
-        limit = getattr(target.config, "max_position_embeddings", None)
+        # From the file: asking the target for its config would load one that has only its two ends.
+        config = read_json(target.path / "config.json")
+        limit = (config.get("text_config") or config).get("max_position_embeddings")
         if not isinstance(limit, int):
             return
         ends = {

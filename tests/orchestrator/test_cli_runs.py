@@ -41,7 +41,9 @@ def entry(run_orch: RunOrch, project: Path, run: str, *more: str) -> dict[str, A
 def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
     sandbox_project: Path, run_orch: RunOrch
 ) -> None:
-    run = start(run_orch, sandbox_project, "--label", "detached")
+    # Long enough not to end by itself before it is cancelled, on a slow machine too.
+    long = ("--max-new-tokens", "600", "--no-stop")
+    run = start(run_orch, sandbox_project, "--label", "detached", *long)
     assert entry(run_orch, sandbox_project, run)["state"] in ("queued", "running")
     refused = run_orch("runs", "rm", run, cwd=sandbox_project)
     assert refused.code == 2
