@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 from remote_payload.tau import BIAS_WORTH_A_WARNING
+from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from orchestrator.launch import Observation
     from orchestrator.runs.attached import AttachedRun
@@ -30,7 +32,10 @@ __all__ = ["Outcome", "conclude", "read_outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason."""
+    """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason.
+
+    `diagnosis` is the document of a run that diagnosed a drafter.
+    """
 
     run_id: str
     host: str
@@ -42,6 +47,7 @@ class Outcome:
     rejected: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     left: tuple[int, ...] = ()
+    diagnosis: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields for a JSON document."""
@@ -155,6 +161,7 @@ def read_outcome(run: Run) -> Outcome:
         rejected=tuple(rejected),
         notes=(*_notes(summary), *_leaks(run)) if summary.get("drafters") else (),
         left=seen.left if seen and seen.verdict == "lost" else (),
+        diagnosis=_diagnosis(run),
     )
 
 
@@ -206,13 +213,20 @@ def _in_order(drafter: Mapping[str, Any], shapes: Sequence[str]) -> dict[str, An
     return {**drafter, "shapes": {shape: figures[shape] for shape in order}}
 
 
+def _diagnosis(run: Run) -> dict[str, Any] | None:
+    path = run.path / "diagnosis.json"
+    return _document(run, path, DIAGNOSE_SCHEMA) if path.is_file() else None
+
+
 def _summary(run: Run) -> dict[str, Any]:
     path = run.path / "summary.json"
-    if not path.is_file():
-        return {}
+    return _document(run, path, SUMMARY_SCHEMA) if path.is_file() else {}
+
+
+def _document(run: Run, path: Path, schema: str) -> dict[str, Any]:
     try:
-        summary = read_json(path)
-        check_schema(summary, SUMMARY_SCHEMA, str(path))
+        document = read_json(path)
+        check_schema(document, schema, str(path))
     except (ProtocolError, AttributeError) as error:
         raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {run.job_id}`") from error
-    return dict(summary)
+    return dict(document)

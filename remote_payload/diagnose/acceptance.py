@@ -52,14 +52,12 @@ def acceptance_checks(material: Material, measured: Measured, *, floor: float) -
     checks = [
         Check("survival", "ok", f"share of rounds that accepted at least 1, 2, ... drafts: {shown}", values)
     ]
-    checks += _slot_signs(conditional, by_slot, pooled(lists), floor)
+    checks += _slot_signs(conditional, pooled(lists), floor)
     checks += _length_signs(material, measured)
     return checks
 
 
-def _slot_signs(
-    conditional: Sequence[float | None], by_slot: Sequence[float], tau: float, floor: float
-) -> list[Check]:
+def _slot_signs(conditional: Sequence[float | None], tau: float, floor: float) -> list[Check]:
     known = [share for share in conditional if share is not None]
     if len(known) < 2:
         return []

@@ -233,7 +233,9 @@ class _Diagnosis:
             tried,
             lambda first, second: against(measured[second.variant.name], measured[first.variant.name]),
             self.checks,
-            reference=None if beside is None else _comparing(material, None, relative=True)(beside, declared),
+            reference=None
+            if reference is None or beside is None
+            else _comparing(material, min(subject.depth, reference.depth), relative=True)(beside, declared),
         )
         facts = _facts(subject, material, declared, self._identity)
         facts["statistics"] = path_statistics(material, self._drafter(subject, subject.declared))
