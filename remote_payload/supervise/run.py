@@ -88,6 +88,7 @@ class Supervisor:
         folder.write_state(self.state)
         folder.manifest.unlink(missing_ok=True)
         folder.summary.unlink(missing_ok=True)
+        folder.diagnosis.unlink(missing_ok=True)
         self._beat = time.monotonic()
 
     def _record(self, state: protocol.State) -> None:
@@ -205,7 +206,9 @@ def _outcome(
 
 
 def _measured(folder: JobFolder) -> bool:
-    """Says whether the worker came to its end: a summary, and (where it refused some) results of the others."""
+    """Says whether the worker came to its end: a diagnosis, or a summary and (where it refused some) others' results."""
+    if folder.diagnosis.is_file():
+        return True
     if not folder.summary.is_file():
         return False
     summary = protocol.read_json(folder.summary)
