@@ -3,7 +3,8 @@
 The first measure is the one that decides: every slot of every anchor counts, paired entry by entry. Per prompt the
 mean negative log-likelihood of the two is compared as a ratio (a floor of `FLOOR` nats keeps prompts that both
 predict nearly perfectly, loops, from deciding anything), and prompts are averaged. The second, tau, is what is paid
-for, and blunt.
+for, and blunt; beside its pooled difference it is compared prompt by prompt, as a ratio, so that a few long loops do
+not drown the rest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Compared(NamedTuple):
     Attributes:
         tau, nll: the variant's own.
         tau_change: tau's difference, in tokens.
+        tau_gain: the mean log-ratio of the prompts' own taus.
         gain: how much more likely it makes the true tokens: minus the mean log-ratio of the negative
             log-likelihoods, 0.1 is about 10 % fewer nats. Positive is better.
     """
@@ -39,6 +41,7 @@ class Compared(NamedTuple):
     tau: float
     nll: float
     tau_change: Difference
+    tau_gain: Difference
     gain: Difference
 
 
@@ -68,11 +71,13 @@ def compare(
         logs.append(math.log((ours + FLOOR) / (theirs + FLOOR)))
     walks = [other.walks(list(ends), depth), base.walks(list(ends), depth)]
     ratios = [_sums(lists, clusters) for lists in walks]
+    own = [np.log(np.array(tokens) / np.array(rounds)) for tokens, rounds in ratios]
     return Compared(
-        pooled(walks[0]),
-        mean_nll(other.nll, shared),
-        ratio_difference(ratios[1], ratios[0], relative=relative),
-        mean_difference(logs),
+        tau=pooled(walks[0]),
+        nll=mean_nll(other.nll, shared),
+        tau_change=ratio_difference(ratios[1], ratios[0], relative=relative),
+        tau_gain=mean_difference(list(own[0] - own[1])),
+        gain=mean_difference(logs),
     )
 
 

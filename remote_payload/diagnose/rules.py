@@ -27,16 +27,21 @@ __all__ = ["Tried", "Verdict", "judge"]
 
 TAU_FLOOR = 2.0
 LEAST_GAIN = 0.04
-"""A gain (`compared.Compared`) below this is not a departure, however significant."""
+"""A gain (`compared.Compared`) below this is not a departure, however significant; half of it, where tau agrees."""
 LEAST_GAINS = {"anchor_in_context": 0.08, "block_size": 0.12}
 """Sound drafters gain from these too: the anchor's feature leaks, and a smaller block asks less of a slot."""
 _NOT_BY_TAU = frozenset({"block_size", "cross_block", "label_shift"})
 """Slugs whose variants draft other numbers of tokens, or do what no harness can: their tau says nothing against them."""
-LEVEL, ALONE, SEPARATION = 0.01, 0.01, 0.05
-"""Chance of naming a departure by noise: over all variants together, by the likelihood alone; for one variant, where
-tau agrees; and of taking one departure for another."""
+LEVEL, EACH, SEPARATION = 0.01, 0.06, 0.05
+"""Chance of naming a departure by noise, over all variants together; of either measure by itself, where both have to
+agree; and of taking one departure for another."""
 BEHIND = 0.9
 """Against a reference drafter: undertrained where tau is below this share of its, interval and all."""
+
+
+def agreement(compared: Compared) -> float:
+    """Returns both measures' scores as one: their sum over the square root of two (they are nearly independent)."""
+    return (compared.gain.score + compared.tau_gain.score) / math.sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -60,17 +65,21 @@ class Tried:
     def fits_better(self, variants: int) -> bool:
         """Whether it is a departure that noise does not explain.
 
-        The likelihood alone, with all variants that were tried counted in; or both measures, each by itself.
+        The likelihood alone, or both measures together; all variants that were tried are counted in.
         """
-        gain, change = self.compared.gain, self.compared.tau_change
+        gain, tau = self.compared.gain, self.compared.tau_gain
         freedom = gain.clusters - 1
-        if freedom < 1 or self.gain < self.least or gain.score < student_quantile(freedom, 1 - ALONE):
+        if freedom < 1:
             return False
-        blunt = self.variant.slug in _NOT_BY_TAU
-        if not blunt and change.high < 0:
+        bar = student_quantile(freedom, 1 - LEVEL / variants)
+        if self.variant.slug in _NOT_BY_TAU:
+            return gain.score >= bar and self.gain >= self.least
+        if tau.high < 0:
             return False
-        certain = gain.score >= student_quantile(freedom, 1 - LEVEL / variants / 2)
-        return certain or (not blunt and change.score >= student_quantile(freedom, 0.975))
+        if gain.score >= bar and self.gain >= self.least:
+            return True
+        each = min(gain.score, tau.score) >= student_quantile(freedom, 1 - EACH)
+        return each and agreement(self.compared) >= bar and self.gain >= self.least / 2
 
 
 NEXT = {
@@ -144,12 +153,16 @@ def _departure(fits: list[Tried], versus: Callable[[Tried, Tried], Compared]) ->
     for other in fits[1:]:
         if other.variant.slug == top.variant.slug:
             continue
-        margin = versus(top, other).gain
-        margins.append(_sure(margin.score, margin.clusters))
-        if margin.score < student_quantile(max(margin.clusters - 1, 1), 1 - SEPARATION / 2):
+        against = versus(top, other)
+        blunt = {top.variant.slug, other.variant.slug} & _NOT_BY_TAU
+        margin = against.gain.score if blunt else max(against.gain.score, agreement(against))
+        clusters = against.gain.clusters
+        margins.append(_sure(margin, clusters))
+        if margin < student_quantile(max(clusters - 1, 1), 1 - SEPARATION / 2):
             rivals.append(other)
-    own = top.compared.gain
-    confidence = min([_sure(own.score, own.clusters), *margins])
+    own = top.compared
+    score = own.gain.score if top.variant.slug in _NOT_BY_TAU else max(own.gain.score, agreement(own))
+    confidence = min([_sure(score, own.gain.clusters), *margins])
     words = top.variant.meaning
     if rivals:
         names = ", ".join(one.variant.meaning.what for one in rivals)
