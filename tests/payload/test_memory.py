@@ -12,8 +12,8 @@ import torch
 
 from remote_payload.engines.candidates import drafts_from_hidden
 from remote_payload.items import Item, batches
-from remote_payload.memory import MASK_ELEMENTS, Room
-from remote_payload.prefill import chunk_length, states
+from remote_payload.memory import Room
+from remote_payload.prefill import states
 from remote_payload.prompts import Tokenized
 from remote_payload.shapes import parse_shapes
 from remote_payload.trajectories import Need, Trajectory
@@ -135,11 +135,6 @@ def test_states_in_chunks_equal_one_pass(harness: Harness, chunk: int) -> None:
         n = len(sequence)
         assert (whole[row, :n] - parts[row, :n]).abs().max() < 2e-4
         assert (last[row, :n] - parts_last[row, :n]).abs().max() < 2e-4
-
-
-def test_a_chunks_mask_is_bounded() -> None:
-    for length in (1, 100, 4096, 32768, 131072):
-        assert chunk_length(length) == 16 or chunk_length(length) * length <= MASK_ELEMENTS
 
 
 _LONG = """
