@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def either(request: pytest.FixtureRequest) -> Harness:
 
 
 @pytest.fixture
-def cramped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def cramped(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets masks have 512 entries only: every prompt above 22 tokens is a long one."""
-    yield lambda: monkeypatch.setattr(passes, "MASK_ELEMENTS", 512)
+    return lambda: monkeypatch.setattr(passes, "MASK_ELEMENTS", 512)
 
 
 class Watched:
@@ -76,7 +77,7 @@ def test_a_pass_is_bounded_and_the_spans_are_all_positions_in_order(length: int,
         assert size == 16 or count * size <= PASS_TOKENS
     cut = spans(length, size)
     assert [cut[0].start, cut[-1].stop] == [0, length]
-    assert all(a.stop == b.start for a, b in zip(cut, cut[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(cut))
 
 
 def _steps(target: Target, size: int | None) -> list[torch.Tensor]:
