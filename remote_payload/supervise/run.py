@@ -23,7 +23,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_payload import protocol
+from remote_payload import proof, protocol
 from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, lock
 from remote_payload.supervise.launch import job_environment, payload_command
@@ -39,7 +39,11 @@ GRACE_S = 10.0
 HEARTBEAT_S = 5.0
 _LOOK_S = 0.25
 _REJECTED = 10
-"""The worker's exit code for: some or all drafters, or the prompts, were rejected."""
+"""The worker's exit code for: some or all drafters, or the prompts, were rejected.
+
+It ends with `proof.EXIT_DIFFERS` where everything was measured and the summary says that the engines differ; a
+Python that breaks before the worker's own code runs ends with the same code, without such a summary.
+"""
 
 
 def _say(text: str) -> None:
@@ -198,9 +202,14 @@ def _outcome(
         return replace(state, state="cancelled", reason="cancelled on request")
     if how == "timeout":
         return replace(state, state="timeout", reason=f"ran longer than its limit of {limit:g} s")
-    if code in (0, _REJECTED) and _measured(folder):
-        rejected = _rejection(folder) if code == _REJECTED else ""
-        return replace(state, state="done", reason=f"rejected: {rejected}" if rejected else "")
+    if _measured(folder):
+        summary = protocol.read_json(folder.summary)
+        differs = proof.fault(summary) if code == proof.EXIT_DIFFERS else ""
+        refused = code == _REJECTED or (differs and summary.get("rejected"))
+        rejected = _rejection(folder) if refused else ""
+        if code in (0, _REJECTED) or differs:
+            said = [differs, f"rejected: {rejected}" if rejected else ""]
+            return replace(state, state="done", reason="; ".join(filter(None, said)))
     return replace(state, state="failed", reason=_reason(folder, code, name))
 
 
