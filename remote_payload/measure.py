@@ -225,24 +225,20 @@ class Measuring:
     def _samples(
         self, candidate: Candidate, replay: ReplayBatch, place: int, item: Item, walk: Walked
     ) -> list[dict[str, Any]]:
-        identity = {
-            "drafter": candidate.spec.label,
-            "drafter_hash": candidate.spec.hash,
-            "convention": candidate.recorded_convention,
-            "block_size": candidate.block_size,
-            "prompt_id": item.prompt.id,
-            "prompt_hash": item.prompt.hash,
-            "dataset": item.prompt.dataset,
-            "turn": item.prompt.turn,
-            "sample": item.trajectory.sample,
-        }
         stride, trajectory = self._of.job.sample_stride, item.trajectory
         length = self._of.need.output_length(trajectory.tokens)
         chosen = chosen_anchors(walk, length, stride)
         drafts = replay.drafts([(place, anchor) for anchor, _ in chosen], 1)
         return [
             sample_record(
-                identity, trajectory, anchor, draft, worst=worst, stride=stride, tokenizer=self._tokenizer
+                candidate,
+                item,
+                anchor,
+                draft,
+                engine=self._of.engine,
+                worst=worst,
+                stride=stride,
+                tokenizer=self._tokenizer,
             )
             for (anchor, worst), draft in zip(chosen, drafts, strict=True)
         ]
