@@ -184,7 +184,12 @@ _LONG = """
 import sys, torch
 from pathlib import Path
 from remote_payload.engines.live import LiveDecoder, make_verifier
+from remote_payload.engines.replay import ReplayBatch
+from remote_payload.features import capture_features
+from remote_payload.items import Item
 from remote_payload.memory import peak_rss_bytes
+from remote_payload.prompts import Tokenized, prompt_hash
+from remote_payload.results import Silent
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shape
 from remote_payload.trajectories import Need, Start, extend
@@ -201,7 +206,14 @@ decoder = LiveDecoder(make_verifier(target, trees=True), drafter, target.head, v
 def run(length):
     start = Start(tuple(i * i % 251 for i in range(length)))
     (plain,) = extend(target, [start], need, Sampling(), store=None, batch_tokens=16384)
-    walk = decoder.decode(start, parse_shape("ddtree:8"), need)
+    item = Item(Tokenized("long", "", 0, start.prompt, prompt_hash(start.prompt)), plain)
+    indices = drafter.feature_indices
+    features = capture_features(target, [item], indices, Sampling(), batch_tokens=16384, progress=Silent())
+    replay = ReplayBatch(drafter, [plain], features.of([item], indices), target.head, vocabulary)
+    shape = parse_shape("ddtree:8")
+    walked = replay.walk([shape], need)[0][shape.name]
+    walk = decoder.decode(start, shape, need)
+    assert walked.accept_lengths == walk.accept_lengths, (walked.accept_lengths, walk.accept_lengths)
     return plain.tokens[: len(walk.tokens)] == tuple(walk.tokens[: len(plain.tokens)])
 run(512)
 before = peak_rss_bytes()
@@ -211,7 +223,9 @@ print(peak_rss_bytes() - before, int(same))
 
 
 @pytest.mark.slow
-def test_a_prompt_of_32_k_tokens_is_decoded_plainly_and_live_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_prompt_of_32_k_tokens_is_continued_replayed_and_decoded_live_in_bounded_memory(
+    tmp_path: Path,
+) -> None:
     """A vocabulary of 248 K and a sliding layer: one pass's logits would be 30 GiB, its window's mask 1 GiB."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _LONG, "32768", str(tmp_path)]
