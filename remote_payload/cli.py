@@ -181,7 +181,11 @@ class _Help(argparse.HelpFormatter):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        formatter_class=_Help, prog="python -m remote_payload eval", description="Evaluate drafters here."
+        formatter_class=_Help,
+        prog="python -m remote_payload eval",
+        description="Evaluate drafters here.",
+        epilog="Exit code 0: done; 1: done, and live decoding really differs from replay or from the target's own "
+        "text; 10: something was refused, the reason is said; 70: a fault of the payload.",
     )
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the target's folder")

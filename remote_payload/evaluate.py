@@ -74,6 +74,13 @@ def run_share(job: Job, folder: Path, cache: Path, share: Share) -> Outcome:
 
 def check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
+    if job.acceptance == "rejection":
+        raise InputError(
+            "acceptance 'rejection' is not in this payload: rejection sampling needs the probability with which the "
+            "drafter drew each token, and these drafters draw none: at every temperature they propose their best "
+            "tokens. Leave it out: with exact a draft is accepted when it is the token that the target sampled, which "
+            "keeps the target's distribution too"
+        )
     fixed = {
         "engine": (job.engine, tuple(ENGINES)),
         "acceptance": (job.acceptance, ("exact",)),

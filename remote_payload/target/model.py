@@ -24,6 +24,7 @@ from remote_payload.target.lanes import Step, batches_soundly, continue_lanes, d
 from remote_payload.target.load import load_model
 from remote_payload.target.passes import pass_length
 from remote_payload.target.scales import read_scales
+from remote_payload.target.size import check_fits
 
 __all__ = ["Target"]
 
@@ -41,7 +42,7 @@ class Target:
         trust_remote_code: whether code that comes with the model may run (only if its owner said so).
 
     Raises:
-        TargetError: not there, not loadable, incomplete, or of a kind that this payload cannot read features
+        TargetError: not there, larger than the device, not loadable, incomplete, or of a kind that this payload cannot read features
             from or score drafts with.
     """
 
@@ -62,6 +63,7 @@ class Target:
             )
         self.path, self.device, self.dtype, self.dtype_name = path, device, _DTYPES[dtype], dtype
         self._trust = trust_remote_code
+        check_fits(path, self.dtype, device)
         model, self.notes = load_model(path, dtype=self.dtype, attn=attn, trust_remote_code=trust_remote_code)
         self.model: Any = model.to(device).eval()
         self.parts = find_parts(self.model, path)
