@@ -13,7 +13,7 @@ from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Item, batches
 from remote_payload.protocol import Job, Row, row_key
-from remote_payload.samples import chosen_anchors, sample_record
+from remote_payload.samples import chosen_anchors, sample_records
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, Shape
 
@@ -229,16 +229,11 @@ class Measuring:
         length = self._of.need.output_length(trajectory.tokens)
         chosen = chosen_anchors(walk, length, stride)
         drafts = replay.drafts([(place, anchor) for anchor, _ in chosen], 1)
-        return [
-            sample_record(
-                candidate,
-                item,
-                anchor,
-                draft,
-                engine=self._of.engine,
-                worst=worst,
-                stride=stride,
-                tokenizer=self._tokenizer,
-            )
-            for (anchor, worst), draft in zip(chosen, drafts, strict=True)
-        ]
+        return sample_records(
+            candidate,
+            item,
+            [(anchor, worst, draft) for (anchor, worst), draft in zip(chosen, drafts, strict=True)],
+            engine=self._of.engine,
+            stride=stride,
+            tokenizer=self._tokenizer,
+        )

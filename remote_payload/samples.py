@@ -6,7 +6,7 @@ drafts can be laid side by side. They are no sample of visited anchors and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_payload.protocol import SAMPLE_SCHEMA
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remote_payload.plan import Candidate
     from remote_payload.shapes import Draft
 
-__all__ = ["chosen_anchors", "sample_record"]
+__all__ = ["chosen_anchors", "sample_records"]
 
 CONTEXT_TOKENS = 96
 ANCHORS_PER_PROMPT = 6
@@ -49,35 +49,26 @@ def chosen_anchors(walked: Rounds, output_tokens: int, stride: int) -> list[tupl
     return [(anchor, False) for anchor in fixed] + [(anchor, True) for anchor in worst]
 
 
-def sample_record(
+def sample_records(
     candidate: Candidate,
     item: Item,
-    anchor: int,
-    draft: Draft,
+    drafts: Iterable[tuple[int, bool, Draft]],
     *,
     engine: str,
-    worst: bool,
     stride: int,
     tokenizer: Any,
-) -> dict[str, Any]:
-    """Returns the record of one draft.
+) -> list[dict[str, Any]]:
+    """Returns the records of one drafter's drafts on one item.
 
     Args:
         candidate: the drafter.
         item: the prompt and the target's continuation.
-        anchor: generated index.
-        draft: the draft there.
+        drafts: (generated index of the anchor, whether it is kept for being among the worst, the draft there).
         engine: which one drafted.
-        worst: whether it is kept for being among the drafter's worst.
         stride: k of the fixed anchors.
         tokenizer: to show text, or None.
     """
-    prompt, tokens = item.trajectory.prompt, item.trajectory.tokens
-    drafted = draft.ids[:, 0].tolist()
-    truth = list(tokens[anchor + 1 : anchor + 1 + len(drafted)])
-    accepted = next((i for i, (a, b) in enumerate(zip(drafted, truth, strict=True)) if a != b), len(drafted))
-    context = [*prompt, *tokens[: anchor + 1]][-CONTEXT_TOKENS:]
-    return {
+    shared = {
         "schema": SAMPLE_SCHEMA,
         "drafter": candidate.spec.label,
         "drafter_hash": candidate.spec.hash,
@@ -89,9 +80,21 @@ def sample_record(
         "turn": item.prompt.turn,
         "sample": item.trajectory.sample,
         "engine": engine,
-        "anchor": anchor,
-        "worst": worst,
         "stride": stride,
+    }
+    return [
+        {**shared, "anchor": anchor, "worst": worst, **_shown(item, anchor, draft, tokenizer)}
+        for anchor, worst, draft in drafts
+    ]
+
+
+def _shown(item: Item, anchor: int, draft: Draft, tokenizer: Any) -> dict[str, Any]:
+    prompt, tokens = item.trajectory.prompt, item.trajectory.tokens
+    drafted = draft.ids[:, 0].tolist()
+    truth = list(tokens[anchor + 1 : anchor + 1 + len(drafted)])
+    accepted = next((i for i, (a, b) in enumerate(zip(drafted, truth, strict=True)) if a != b), len(drafted))
+    context = [*prompt, *tokens[: anchor + 1]][-CONTEXT_TOKENS:]
+    return {
         "context_ids": context,
         "truth_ids": truth,
         "draft_ids": drafted,

@@ -17,7 +17,7 @@ from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
 from remote_payload.engines.live.loop import LiveDecoder, LiveWalk
 from remote_payload.protocol import Row, append_lines, iter_jsonl, row_key, trim_torn_line
-from remote_payload.samples import chosen_anchors, sample_record
+from remote_payload.samples import chosen_anchors, sample_records
 from remote_payload.shapes import Chain
 
 if TYPE_CHECKING:
@@ -129,18 +129,7 @@ class LiveMeasuring:
         label = candidate.spec.label
         self._progress.step("live", 0, len(missing), drafter=label)
         for done, (item, shapes) in enumerate(missing, 1):
-            # Samples are on disk before rows are: where a row is, they are not made again.
-            fresh = len(shapes) == len(self._of.shapes) and candidate.drafts > 0
-            sampling = fresh and item.prompt.id in self._sampled
-            rows: list[Row] = []
-            chain: LiveWalk | None = None
-            for shape in shapes:
-                kept = sampling and shape.name == Chain.name
-                row, walk = self._decode(candidate, decoder, item, shape, keep_features=kept)
-                rows.append(row)
-                chain = walk if kept else chain
-            samples = self._samples(candidate, decoder, item, chain) if sampling else []
-            self._results.add(rows, samples)
+            self._item(candidate, decoder, item, shapes)
             self._progress.step("live", done, len(missing), drafter=label)
 
     def _missing(self, candidate: Candidate, item: Item) -> list[Shape]:
@@ -163,6 +152,21 @@ class LiveMeasuring:
             dtype=target.dtype,
         )
         return LiveDecoder(self._verifier, drafter, target.head, target.vocab_size, self._of.sampling)
+
+    def _item(self, candidate: Candidate, decoder: LiveDecoder, item: Item, shapes: Sequence[Shape]) -> None:
+        """Decodes one item under the shapes that it has no row of; makes its samples if it has no row at all."""
+        # Samples are on disk before rows are: where a row is, they are not made again.
+        fresh = len(shapes) == len(self._of.shapes) and candidate.drafts > 0
+        sampling = fresh and item.prompt.id in self._sampled
+        rows: list[Row] = []
+        chain: LiveWalk | None = None
+        for shape in shapes:
+            kept = sampling and shape.name == Chain.name
+            row, walk = self._decode(candidate, decoder, item, shape, keep_features=kept)
+            rows.append(row)
+            chain = walk if kept else chain
+        samples = self._samples(candidate, decoder, item, chain) if sampling else []
+        self._results.add(rows, samples)
 
     def _decode(
         self, candidate: Candidate, decoder: LiveDecoder, item: Item, shape: Shape, *, keep_features: bool
@@ -187,19 +191,14 @@ class LiveMeasuring:
         end = length if left is None else min(length, left.position)
         chosen = chosen_anchors(walk, end, self._of.job.sample_stride)
         drafts = decoder.redraft(walk, len(trajectory.prompt), [anchor for anchor, _ in chosen])
-        return [
-            sample_record(
-                candidate,
-                item,
-                anchor,
-                drafts[anchor],
-                engine=self._of.engine,
-                worst=worst,
-                stride=self._of.job.sample_stride,
-                tokenizer=self._tokenizer,
-            )
-            for anchor, worst in chosen
-        ]
+        return sample_records(
+            candidate,
+            item,
+            [(anchor, worst, drafts[anchor]) for anchor, worst in chosen],
+            engine=self._of.engine,
+            stride=self._of.job.sample_stride,
+            tokenizer=self._tokenizer,
+        )
 
     def _row(self, candidate: Candidate, item: Item, shape: str, walk: LiveWalk, seconds: float) -> Row:
         need = self._of.need
