@@ -14,6 +14,7 @@ _FAULT = 70
 
 _COMMANDS = {
     "eval": "evaluate drafters on this machine",
+    "diagnose": "is it a bad model or a bad harness",
     "selfcheck": "prove that this payload computes what it should, here",
     "worker": "run a job's folder (started by the supervisor)",
     "share": "run a part of a job (started by a worker that has several)",
@@ -28,6 +29,10 @@ def main(argv: list[str]) -> int:
         from remote_payload.cli import eval_main
 
         return eval_main(argv[1:])
+    if command == "diagnose":
+        from remote_payload.diagnose.cli import diagnose_main
+
+        return diagnose_main(argv[1:])
     if command == "worker":
         from remote_payload.cli import worker_main
 

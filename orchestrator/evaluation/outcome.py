@@ -23,9 +23,11 @@ from orchestrator.errors import (
 from remote_payload import proof
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 from remote_payload.tau import BIAS_WORTH_A_WARNING
+from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from orchestrator.launch import Observation
     from orchestrator.runs.attached import AttachedRun
@@ -41,7 +43,7 @@ class Outcome:
     """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason.
 
     `proofs` are the summary's reports on its engines (`parity`, `lossless`), `differs` what they found against the
-    run, in a sentence.
+    run, in a sentence. `diagnosis` is the document of a run that diagnosed a drafter.
     """
 
     run_id: str
@@ -56,6 +58,7 @@ class Outcome:
     left: tuple[int, ...] = ()
     proofs: Mapping[str, Any] = field(default_factory=dict)
     differs: str = ""
+    diagnosis: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields for a JSON document."""
@@ -184,6 +187,7 @@ def read_outcome(run: Run) -> Outcome:
         left=seen.left if seen and seen.verdict == "lost" else (),
         proofs={name: summary[name] for name in proof.headlines(summary)},
         differs=proof.fault(summary),
+        diagnosis=_diagnosis(run),
     )
 
 
@@ -235,13 +239,20 @@ def _in_order(drafter: Mapping[str, Any], shapes: Sequence[str]) -> dict[str, An
     return {**drafter, "shapes": {shape: figures[shape] for shape in order}}
 
 
+def _diagnosis(run: Run) -> dict[str, Any] | None:
+    path = run.path / "diagnosis.json"
+    return _document(run, path, DIAGNOSE_SCHEMA) if path.is_file() else None
+
+
 def _summary(run: Run) -> dict[str, Any]:
     path = run.path / "summary.json"
-    if not path.is_file():
-        return {}
+    return _document(run, path, SUMMARY_SCHEMA) if path.is_file() else {}
+
+
+def _document(run: Run, path: Path, schema: str) -> dict[str, Any]:
     try:
-        summary = read_json(path)
-        check_schema(summary, SUMMARY_SCHEMA, str(path))
+        document = read_json(path)
+        check_schema(document, schema, str(path))
     except (ProtocolError, AttributeError) as error:
         raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {run.job_id}`") from error
-    return dict(summary)
+    return dict(document)

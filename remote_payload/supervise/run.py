@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_payload import proof, protocol
 from remote_payload.supervise import disk, processes
@@ -92,6 +92,7 @@ class Supervisor:
         folder.write_state(self.state)
         folder.manifest.unlink(missing_ok=True)
         folder.summary.unlink(missing_ok=True)
+        folder.diagnosis.unlink(missing_ok=True)
         self._beat = time.monotonic()
 
     def _record(self, state: protocol.State) -> None:
@@ -203,7 +204,7 @@ def _outcome(
     if how == "timeout":
         return replace(state, state="timeout", reason=f"ran longer than its limit of {limit:g} s")
     if _measured(folder):
-        summary = protocol.read_json(folder.summary)
+        summary = _summary(folder)
         differs = proof.fault(summary) if code == proof.EXIT_DIFFERS else ""
         refused = code == _REJECTED or (differs and summary.get("rejected"))
         rejected = _rejection(folder) if refused else ""
@@ -214,11 +215,18 @@ def _outcome(
 
 
 def _measured(folder: JobFolder) -> bool:
-    """Says whether the worker came to its end: a summary, and (where it refused some) results of the others."""
+    """Says whether the worker came to its end: a diagnosis, or a summary and (where it refused some) others' results."""
+    if folder.diagnosis.is_file():
+        return True
     if not folder.summary.is_file():
         return False
-    summary = protocol.read_json(folder.summary)
+    summary = _summary(folder)
     return bool(summary.get("drafters")) or not summary.get("rejected")
+
+
+def _summary(folder: JobFolder) -> dict[str, Any]:
+    """Returns the summary; empty if there is none (a job that diagnosed has none)."""
+    return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
@@ -243,10 +251,9 @@ def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
 
 def _rejection(folder: JobFolder) -> str:
     """Returns why the worker rejected its input: from the summary, else the last event that says so."""
-    if folder.summary.is_file():
-        rejected = protocol.read_json(folder.summary).get("rejected") or []
-        if rejected:
-            return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
+    rejected = _summary(folder).get("rejected") or []
+    if rejected:
+        return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
     said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
     return next((message for message in reversed(said) if message), "")
 

@@ -297,6 +297,12 @@ def test_a_run_whose_engines_differ_is_done_with_its_results_and_says_so(desk: D
     assert not desk.ask("resume", desk.dir("a"))["ok"]
 
 
+def test_a_job_that_diagnosed_is_done_without_a_summary(desk: Desk) -> None:
+    desk.launch("a", "diagnose")
+    state = desk.until("a", "failed", "done")
+    assert (state["state"], state["reason"], state["exit_code"]) == ("done", "", 0)
+
+
 @pytest.mark.parametrize("tags", [("exit=1",), ("lossless=0", "exit=1"), ("lossless=1", "exit=70")])
 def test_an_exit_code_that_the_summary_does_not_explain_is_a_failure(
     desk: Desk, tags: tuple[str, ...]
