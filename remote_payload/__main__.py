@@ -7,6 +7,10 @@ once.
 from __future__ import annotations
 
 import sys
+import traceback
+
+_FAULT = 70
+"""Exit code of a fault of the payload itself. Not Python's own 1: that means that the answer is no."""
 
 _COMMANDS = {
     "eval": "evaluate drafters on this machine",
@@ -52,4 +56,9 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - whatever it is, it is said as Python says it
+        traceback.print_exc()
+        code = _FAULT
+    sys.exit(code)

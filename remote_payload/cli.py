@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from remote_payload.errors import InputError, PromptError
+from remote_payload.proof import EXIT_DIFFERS, fault
 from remote_payload.protocol import (
     DrafterSpec,
     Job,
@@ -41,7 +42,10 @@ __all__ = [
 
 
 def worker_main(argv: Sequence[str]) -> int:
-    """Runs the job in a folder. Exit code 0 done, 10 refused inputs, 5 a job of another protocol version."""
+    """Runs the job in a folder.
+
+    Exit code 0 done, 1 done and the engines really differ, 10 refused inputs, 5 a job of another protocol version.
+    """
     parser = argparse.ArgumentParser(prog="python -m remote_payload worker")
     parser.add_argument("--job", type=Path, required=True, metavar="DIR", help="the job's folder")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="default: ../../cache of the job's folder")
@@ -74,7 +78,7 @@ def eval_main(argv: Sequence[str]) -> int:
         write_json(folder / "job.json", job.to_json())
         code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
     write_json(folder / "MANIFEST.json", build_manifest(folder))
-    if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
+    if code in {0, EXIT_DIFFERS, InputError.exit_code} and (folder / "summary.json").is_file():
         summary = read_json(folder / "summary.json")
         sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
@@ -84,10 +88,17 @@ def _run(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> int
     from remote_payload.evaluate import run_job
 
     try:
-        return run_job(job, folder, cache, echo)
+        code = run_job(job, folder, cache, echo)
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    if code == EXIT_DIFFERS:
+        found = fault(read_json(folder / "summary.json"))
+        sys.stderr.write(
+            f"error: {found}; {folder / 'summary.json'} lists where (parity, lossless). In float32 only a bug of an "
+            "engine does that: do not trust figures before it is found\n"
+        )
+    return code
 
 
 @contextlib.contextmanager
@@ -234,7 +245,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        formatter_class=Help, prog="python -m remote_payload eval", description="Evaluate drafters here."
+        formatter_class=Help,
+        prog="python -m remote_payload eval",
+        description="Evaluate drafters here.",
+        epilog="Exit code 0: done; 1: done, and live decoding really differs from replay or from the target's own "
+        "text; 10: something was refused, the reason is said; 70: a fault of the payload.",
     )
     add_model_flags(parser)
     add = parser.add_argument

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
+from orchestrator.errors import (
+    CheckpointRejectedError,
+    HostFailedError,
+    LinkError,
+    NegativeAnswerError,
+    OrchError,
+    ResultsError,
+)
+from remote_payload import proof
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 from remote_payload.tau import BIAS_WORTH_A_WARNING
 from remote_payload.vocabulary import DIAGNOSE_SCHEMA
@@ -34,7 +42,8 @@ __all__ = ["Outcome", "conclude", "read_outcome"]
 class Outcome:
     """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason.
 
-    `diagnosis` is the document of a run that diagnosed a drafter.
+    `proofs` are the summary's reports on its engines (`parity`, `lossless`), `differs` what they found against the
+    run, in a sentence. `diagnosis` is the document of a run that diagnosed a drafter.
     """
 
     run_id: str
@@ -47,6 +56,8 @@ class Outcome:
     rejected: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     left: tuple[int, ...] = ()
+    proofs: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
     diagnosis: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -62,12 +73,23 @@ class Outcome:
             "rejected": list(self.rejected),
             "notes": list(self.notes),
             "left": list(self.left),
+            "parity": self.proofs.get("parity"),
+            "lossless": self.proofs.get("lossless"),
         }
 
     def error(self) -> OrchError | None:
         """Returns what is wrong with this end; None for a job that did all it should."""
+        lines = "".join(f"\n  {item['label']}: {item['reason']}" for item in self.rejected)
+        if self.differs:
+            also = f"; and {len(self.rejected)} rejected:{lines}" if self.rejected else ""
+            return NegativeAnswerError(
+                f"the engines of run {self.run_id} do not agree: {self.differs}{also}",
+                f"{self.folder}/summary.json lists where (parity, lossless); the same with --dtype float32 tells a bug "
+                "of an engine from rounding; the rows are kept, but trust no figure of theirs before",
+                run=self.run_id,
+                rejected=list(self.rejected),
+            )
         if self.rejected:
-            lines = "".join(f"\n  {item['label']}: {item['reason']}" for item in self.rejected)
             kept = "; the others' results are kept" if self.drafters else ""
             return CheckpointRejectedError(
                 f"{len(self.rejected)} rejected on {self.host}{kept}:{lines}",
@@ -159,8 +181,12 @@ def read_outcome(run: Run) -> Outcome:
         complete=bool(pulled and pulled.complete),
         drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
         rejected=tuple(rejected),
-        notes=(*_notes(summary), *_leaks(run)) if summary.get("drafters") else (),
+        notes=(*_notes(summary), *proof.headlines(summary).values(), *_leaks(run))
+        if summary.get("drafters")
+        else (),
         left=seen.left if seen and seen.verdict == "lost" else (),
+        proofs={name: summary[name] for name in proof.headlines(summary)},
+        differs=proof.fault(summary),
         diagnosis=_diagnosis(run),
     )
 
