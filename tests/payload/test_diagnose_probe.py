@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,12 +228,10 @@ def test_a_shuffled_context_keeps_every_feature_within_its_stretch(
     probe = _probe(harness, checkpoint, variant)
     features = pair.features(torch.tensor([long[:64]]))[0]
     context = probe.prepare(features[None])
-    got = probe.finish(
-        probe.slots(context, torch.tensor([0]), torch.tensor([64]), torch.tensor([long[64]]))
-    )[0]
-    torch.testing.assert_close(
-        got, _written_out(pair, features, long, 64, positions), atol=2e-4, rtol=1e-4
-    )
+    got = probe.finish(probe.slots(context, torch.tensor([0]), torch.tensor([64]), torch.tensor([long[64]])))[
+        0
+    ]
+    torch.testing.assert_close(got, _written_out(pair, features, long, 64, positions), atol=2e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -315,5 +312,3 @@ def test_what_restores_the_published_value_is_named_after_the_declared_one(check
     restoring = {v.slug: v for v in variants if v.restores}
     assert set(restoring) >= {"positions_plus1", "anchor_in_context", "causal_block"}
     assert restoring["positions_plus1"].convention.block_position_offset == 0
-
-
