@@ -8,7 +8,7 @@ and datasets are shared by all series that were loaded together, so that equal n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +94,10 @@ def draft_slots(block_size: int, convention: Mapping[str, Any]) -> int:
 
 
 class Terms(NamedTuple):
-    """A figure as a ratio of sums: one numerator and one denominator a row."""
+    """A figure as a ratio of sums: one numerator and one denominator a row (or cluster).
+
+    With a second axis it is the mean, over that axis, of such ratios.
+    """
 
     num: Floats
     den: Floats
@@ -117,6 +120,7 @@ class Series:
     named: Ints
     cluster: Ints
     dataset: Ints
+    prompt_tokens: Ints
     output_tokens: Ints
     lengths: NDArray[np.int32]
     offsets: Ints
@@ -140,6 +144,19 @@ class Series:
         needed = before < np.repeat(self.output_tokens, self.rounds)
         return np.diff(np.concatenate([[0], np.cumsum(needed, dtype=np.int64)])[self.offsets])
 
+    def rounds_longer_than(self, length: int) -> Ints:
+        """Rounds of each row that are longer than this."""
+        running = np.concatenate([[0], np.cumsum(self.lengths > length, dtype=np.int64)])
+        return np.diff(running[self.offsets])
+
+    @cached_property
+    def context(self) -> Ints:
+        """Context tokens before the anchor of each round: the prompt, and what was committed before it."""
+        running = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        in_row = running[:-1] - np.repeat(running[self.offsets[:-1]], self.rounds)
+        before: Ints = in_row + np.repeat(self.prompt_tokens, self.rounds)
+        return before
+
     @cached_property
     def histogram(self) -> Ints:
         """Number of rounds with length 1 ... slots + 1."""
@@ -152,6 +169,27 @@ class Series:
             return np.full(self.slots, np.nan)
         at_least: Floats = np.cumsum(self.histogram[::-1])[::-1] / len(self.lengths)
         return at_least[1:]
+
+    @cached_property
+    def conditional(self) -> Floats:
+        """Share of the rounds that came to draft i and accepted it too; NaN where none came."""
+        before = np.concatenate([[1.0], self.survival[:-1]])
+        shares: Floats = np.divide(self.survival, before, out=np.full(self.slots, np.nan), where=before > 0)
+        return shares
+
+    def rows(self, kept: Ints) -> Series:
+        """Returns the series of some of its rows, in their order."""
+        counts = self.rounds[kept]
+        starts = self.offsets[kept]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        picked = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
+        columns = ("unit", "named", "cluster", "dataset", "prompt_tokens", "output_tokens")
+        return replace(
+            self,
+            lengths=self.lengths[picked],
+            offsets=offsets,
+            **{name: getattr(self, name)[kept] for name in columns},
+        )
 
     def terms(self, dialect: str) -> Terms:
         """Returns a dialect's figure, row by row (`DIALECT_TERMS`)."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Measurements", "Source", "load"]
+__all__ = ["Measurements", "PromptName", "Source", "load"]
 
 
 class Source(NamedTuple):
@@ -36,6 +36,15 @@ class Source(NamedTuple):
 
     folder: Path
     labels: frozenset[str] | None = None
+
+
+class PromptName(NamedTuple):
+    """A prompt as its file names it, with one of its turns and samples."""
+
+    dataset: str
+    prompt_id: str
+    turn: int
+    sample: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +58,8 @@ class Measurements:
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
     datasets: tuple[str, ...]
+    prompts: tuple[PromptName, ...]
+    """Of each number in `Series.named`: the prompt's name."""
     repeats: int = 0
     conflicts: int = 0
     doubles: int = 0
@@ -183,6 +194,7 @@ class _Collector:
                 self.prompts.number(unit[0]),
                 conversation,
                 self.datasets.number(record["dataset"]),
+                record["prompt_tokens"],
                 record["output_tokens"],
             )
         )
@@ -222,6 +234,7 @@ class _Collector:
             tuple(self.runs),
             tuple(one for one in series if len(one.unit)),
             tuple(sorted(self.datasets)),
+            tuple(PromptName(*name) for name in sorted(self.named)),
             self.repeats,
             self.conflicts,
             self.doubles,
@@ -236,7 +249,7 @@ def _check_not_junk(path: Path, rows: int) -> None:
 
 
 def _series(key: SeriesKey, group: _Group, ranks: list[Ints], several: np.ndarray) -> Series:
-    ids = np.frombuffer(group.ids, dtype=np.int64).reshape(-1, 6)
+    ids = np.frombuffer(group.ids, dtype=np.int64).reshape(-1, 7)
     unit, named, prompt, conversation, dataset = (rank[ids[:, column]] for column, rank in enumerate(ranks))
     cluster = np.where(several[ids[:, 3]], len(ranks[2]) + conversation, prompt)
     return Series(
@@ -249,6 +262,7 @@ def _series(key: SeriesKey, group: _Group, ranks: list[Ints], several: np.ndarra
         cluster,
         dataset,
         ids[:, 5],
+        ids[:, 6],
         np.frombuffer(group.lengths, dtype=np.int32),
         np.frombuffer(group.offsets, dtype=np.int64),
     )

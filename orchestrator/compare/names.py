@@ -24,6 +24,7 @@ __all__ = [
     "name_drafters",
     "natural_key",
     "step_of",
+    "training_of",
     "variant_of",
 ]
 
@@ -68,6 +69,11 @@ def step_of(name: str) -> Step | None:
     label, variant = (whole[1], whole[3] or "") if whole else (name, "")
     match = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", label, re.DOTALL)
     return Step(match[1], int(match[2]), match[3] + variant) if match else None
+
+
+def training_of(step: Step) -> str:
+    """Returns what a training is called: its steps' name with a star for the number."""
+    return f"{step.before}*{step.after}"
 
 
 def drafter_of(key: SeriesKey) -> DrafterKey:

@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from orchestrator.compare.load import Measurements
+    from orchestrator.compare.metrics import Metric
     from orchestrator.compare.model import Block, Entry, Versus
 
 __all__ = ["footnotes"]
 
 
-def footnotes(blocks: Sequence[Block], measurements: Measurements, dialect: str) -> tuple[str, ...]:
+def footnotes(blocks: Sequence[Block], measurements: Measurements, metric: Metric) -> tuple[str, ...]:
     """Returns every footnote that applies, each once, the most important first."""
     notes: dict[str, None] = {}
     for source in (_few_prompts, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
         notes.update(dict.fromkeys(source(blocks)))
-    notes.update(dict.fromkeys(_short_outputs(blocks, dialect)))
+    if metric.name == "tau":
+        notes.update(dict.fromkeys(_short_outputs(blocks, metric.dialect)))
     notes.update(dict.fromkeys(_provenance(measurements)))
     return tuple(notes)
 

@@ -26,7 +26,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
         "acceptance", "dtype", "template_hash",
     )),
     *((name, (int,), "a whole number") for name in (
-        "turn", "sample", "block_size", "top_k", "seed", "max_new_tokens", "output_tokens",
+        "turn", "sample", "block_size", "top_k", "seed", "max_new_tokens", "prompt_tokens", "output_tokens",
     )),
     *((name, (int, float), "a number") for name in ("temperature", "top_p")),
     ("stop_ids", (list,), "a list"),
@@ -58,8 +58,17 @@ def check_record(record: Mapping[str, Any]) -> None:
     for name, allowed, what in _TYPES:
         if type(record[name]) not in allowed:
             raise ProtocolError(f"{name} is {record[name]!r}, not {what}")
-    if min(record["turn"], record["sample"], record["block_size"], record["output_tokens"]) < 0:
-        raise ProtocolError("turn, sample, block_size or output_tokens is negative")
+    if (
+        min(
+            record["turn"],
+            record["sample"],
+            record["block_size"],
+            record["prompt_tokens"],
+            record["output_tokens"],
+        )
+        < 0
+    ):
+        raise ProtocolError("turn, sample, block_size, prompt_tokens or output_tokens is negative")
 
 
 def canonical_convention(settings: Mapping[str, Any]) -> str:

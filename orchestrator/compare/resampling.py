@@ -1,0 +1,192 @@
+"""The random part of the statistics: resamples of clusters, and swaps of two drafters within clusters.
+
+What always holds:
+
+* The random streams are seeded by the number of clusters alone, so equal data give equal output, whatever
+  else is asked.
+* Sums of whole numbers are made in single precision where they are exact there (below 2^24), else in double:
+  twice as quick, and the same figures to the last bit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from orchestrator.compare.columns import Floats, Terms
+
+__all__ = ["MIN_CLUSTERS", "REPLICATES", "Bootstrap", "pooled", "ratio", "swap_p_values"]
+
+REPLICATES = 10_000
+MIN_CLUSTERS = 6
+EXACT_CLUSTERS = 12
+_SEED = 0x0F1A54
+_CHUNK = 1 << 20  # elements of one piece of a resampling matrix
+_COLUMNS = 512  # columns resampled at a time
+_EXACT_SINGLE = 1 << 24
+
+
+def ratio(num: Floats, den: Floats) -> Floats:
+    """num / den, NaN where den is 0."""
+    num, den = np.asarray(num, dtype=float), np.asarray(den, dtype=float)
+    undefined: Floats = np.full(np.broadcast(num, den).shape, np.nan)
+    return np.divide(num, den, out=undefined, where=den != 0)
+
+
+def pooled(num: Floats, den: Floats) -> Floats:
+    """The figure of sums whose last axis runs over datasets (one, for a plain ratio): the mean of the ratios."""
+    ratios = ratio(num, den)
+    return ratios[..., 0] if ratios.shape[-1] == 1 else ratios.mean(axis=-1)
+
+
+def columns(terms: Terms) -> tuple[Floats, Floats]:
+    """Numerators and denominators with an axis for datasets."""
+    num, den = np.asarray(terms.num, dtype=float), np.asarray(terms.den, dtype=float)
+    return (num[:, None], den[:, None]) if num.ndim == 1 else (num, den)
+
+
+class Bootstrap:
+    """Replicates of figures over resamples of their clusters, each figure's made once.
+
+    Figures with the same number of clusters share their resamples: what is paired is resampled together.
+    """
+
+    def __init__(self, items: Iterable[Terms] = ()) -> None:
+        self._made: dict[int, tuple[Terms, Floats]] = {}
+        self.prepare(items)
+
+    def prepare(self, items: Iterable[Terms]) -> None:
+        """Makes the replicates of many figures at once, which is quicker than one after the other."""
+        missing = {id(one): one for one in items if id(one) not in self._made}
+        for batch in _batches(list(missing.values())):
+            for one, replicates in zip(batch, _replicates(batch), strict=True):
+                self._made[id(one)] = (one, replicates)
+
+    def replicates(self, terms: Terms) -> Floats:
+        """Returns the figure over each resample; nothing for too few clusters."""
+        self.prepare([terms])
+        return self._made[id(terms)][1]
+
+
+def _batches(items: Sequence[Terms]) -> Iterator[list[Terms]]:
+    """Items that can share one resampling matrix: the same number of clusters, not too many columns."""
+    by_size: dict[int, list[Terms]] = {}
+    for one in items:
+        by_size.setdefault(len(one.num), []).append(one)
+    for members in by_size.values():
+        batch: list[Terms] = []
+        width = 0
+        for one in members:
+            own = 2 * columns(one)[0].shape[1]
+            if batch and width + own > _COLUMNS:
+                yield batch
+                batch, width = [], 0
+            batch.append(one)
+            width += own
+        yield batch
+
+
+def _replicates(batch: Sequence[Terms]) -> list[Floats]:
+    clusters = len(batch[0].num)
+    if clusters < MIN_CLUSTERS:
+        return [np.zeros(0)] * len(batch)
+    parts = [part for one in batch for part in columns(one)]
+    matrix = np.concatenate(parts, axis=1)
+    precision = _precision(matrix, clusters * np.abs(matrix).max(initial=0.0))
+    matrix = matrix.astype(precision)
+    rows = _chunk_rows(clusters)
+    sums = np.empty((REPLICATES, matrix.shape[1]))
+    for number, start in enumerate(range(0, REPLICATES, rows)):
+        weights = _weights(clusters, number, min(rows, REPLICATES - start))
+        sums[start : start + rows] = weights.astype(precision) @ matrix
+    found, place = [], 0
+    for one in batch:
+        width = columns(one)[0].shape[1]
+        num, den = sums[:, place : place + width], sums[:, place + width : place + 2 * width]
+        found.append(pooled(num, den))
+        place += 2 * width
+    return found
+
+
+def _precision(matrix: Floats, largest: float) -> Any:
+    """Single precision where every sum is a whole number that it holds exactly."""
+    whole = largest < _EXACT_SINGLE and bool((matrix == np.rint(matrix)).all())
+    return np.float32 if whole else np.float64
+
+
+def _chunk_rows(clusters: int) -> int:
+    return max(1, min(REPLICATES, _CHUNK // clusters))
+
+
+@lru_cache(maxsize=32)
+def _weights(clusters: int, number: int, rows: int) -> NDArray[np.uint16]:
+    """How often each cluster occurs in each of some resamples."""
+    random = np.random.default_rng([_SEED, 1, clusters, number])
+    drawn = random.integers(0, clusters, size=(rows, clusters))
+    drawn += np.arange(rows)[:, None] * clusters
+    counts = np.bincount(drawn.ravel(), minlength=rows * clusters)
+    return counts.reshape(rows, clusters).astype(np.uint16)
+
+
+@lru_cache(maxsize=32)
+def _signs(clusters: int, number: int, rows: int) -> NDArray[np.int8]:
+    """Swap (-1) or not (+1), each cluster, each trial: every way for few clusters, else random ones."""
+    if clusters <= EXACT_CLUSTERS:
+        bits = np.arange(1 << clusters)[:, None] >> np.arange(clusters) & 1
+    else:
+        bits = np.random.default_rng([_SEED, 2, clusters, number]).integers(0, 2, size=(rows, clusters))
+    return (1 - 2 * bits).astype(np.int8)
+
+
+def swap_p_values(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
+    """Returns the permutation p of each (candidate, reference); both sides have the same clusters."""
+    found: dict[int, float] = {}
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for index, (candidate, _) in enumerate(pairs):
+        by_shape.setdefault(columns(candidate)[0].shape, []).append(index)
+    for (clusters, datasets), members in by_shape.items():
+        step = max(1, _COLUMNS // (2 * max(datasets, 1)))
+        for start in range(0, len(members), step):
+            batch = members[start : start + step]
+            chances = _swapped([pairs[i] for i in batch]) if clusters else [1.0] * len(batch)
+            found.update(zip(batch, chances, strict=True))
+    return [found[index] for index in range(len(pairs))]
+
+
+def _swapped(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
+    """One batch: the same number of clusters and datasets throughout."""
+    ours, theirs = (
+        np.stack([np.stack(columns(pair[side])) for pair in pairs]).transpose(2, 1, 0, 3) for side in (0, 1)
+    )  # cluster, numerator or denominator, pair, dataset
+    clusters, shape = len(ours), ours.shape[1:]
+    apart, middle = ours - theirs, (ours + theirs).sum(axis=0) / 2
+    observed = np.abs(_statistic(apart.sum(axis=0)[None] / 2, middle)[0])
+    scale = np.abs(pooled(middle[0], middle[1]))
+    threshold = observed - 1e-12 * np.where(np.isfinite(scale), scale, 0) - 1e-15
+    flat = apart.reshape(clusters, -1)
+    precision = _precision(flat, np.abs(flat).sum(axis=0).max(initial=0.0))
+    flat = flat.astype(precision)
+    exact = clusters <= EXACT_CLUSTERS
+    rows = 1 << clusters if exact else _chunk_rows(clusters)
+    trials = rows if exact else REPLICATES
+    extreme = np.zeros(len(pairs))
+    for number, start in enumerate(range(0, trials, rows)):
+        signs = _signs(clusters, number, min(rows, trials - start)).astype(precision)
+        shift = (signs @ flat).astype(np.float64).reshape(len(signs), *shape) / 2
+        extreme += (~(np.abs(_statistic(shift, middle)) < threshold)).sum(axis=0)
+    chances = extreme / trials if exact else (extreme + 1) / (trials + 1)
+    return [float(chance) for chance in chances]
+
+
+def _statistic(shift: Floats, middle: Floats) -> Floats:
+    """Difference of the two figures after a swap; axes: trial, numerator or denominator, pair, dataset."""
+    first = pooled(middle[0] + shift[:, 0], middle[1] + shift[:, 1])
+    second = pooled(middle[0] - shift[:, 0], middle[1] - shift[:, 1])
+    return first - second
