@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
     from orchestrator.compare.load import Measurements
 
-__all__ = ["DETAILS", "Wanted", "compare"]
+__all__ = ["DETAILS", "FEW_DRAFTERS", "Wanted", "compare"]
 
-DETAILS = ("baseline", "context", "prompt", "temperature")
+FEW_DRAFTERS = 12
+"""Drafters up to which the first table has intervals by dataset unasked."""
+DETAILS = ("baseline", "context", "dataset", "prompt", "temperature")
 _PAIRED_BY_ID = frozenset(
     {"target_hash", "template_hash", "dtype", "attn"}
 )  # allowed differences that change the tokens
@@ -55,7 +57,7 @@ class Wanted:
     `baseline` must be there if it is given; `default_baseline` is taken if it is there; "none" as
     `baseline` means no baseline. `shapes` empty means all. `filters` are as `--filter` takes them. `details`
     are the parts that cost too much to be made unasked (`DETAILS`): each drafter against each other one,
-    figures by context length, every prompt of each pair; with "temperature" runs of several temperatures
+    figures by context length and (but for the first shape) by dataset, every prompt of each pair; with "temperature" runs of several temperatures
     stand side by side, compared within each. `arguments` are the words that make `orch compare` show this.
     """
 
@@ -95,9 +97,12 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     baseline = _find_baseline(chosen.series, names, wanted)
     by_id = bool(differing & _PAIRED_BY_ID)
     context = Context(metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details)
+    shapes = sorted({Shape.parse(one.key.shape) for one in chosen.series}, key=lambda shape: shape.order)
+    unasked = context._replace(details=context.details | {"dataset"})
+    first = shapes[0] if len({one.text for one in names.values()}) <= FEW_DRAFTERS else None
     tables = [
-        _table(shape, temperature, group, names, context)
-        for shape in sorted({Shape.parse(one.key.shape) for one in chosen.series}, key=lambda s: s.order)
+        _table(shape, temperature, group, names, unasked if shape == first else context)
+        for shape in shapes
         for temperature, group in groups.items()
         if any(one.key.shape == shape.name for one in group.series)
     ]

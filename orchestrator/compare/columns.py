@@ -28,6 +28,7 @@ __all__ = [
     "Shape",
     "Terms",
     "draft_slots",
+    "ragged",
 ]
 
 Floats = NDArray[np.float64]
@@ -93,6 +94,15 @@ def draft_slots(block_size: int, convention: Mapping[str, Any]) -> int:
     return block_size - 1 + (1 if convention.get("label_offset") == 1 else 0)
 
 
+def ragged(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Returns where the entries of some rows lie, and the offsets of those rows put one after the other."""
+    counts = (offsets[1:] - offsets[:-1])[rows]
+    own = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(counts, out=own[1:])
+    places = np.repeat(offsets[rows] - own[:-1], counts) + np.arange(own[-1])
+    return places, own
+
+
 class Terms(NamedTuple):
     """A figure as a ratio of sums: one numerator and one denominator a row (or cluster).
 
@@ -122,7 +132,7 @@ class Series:
     dataset: Ints
     prompt_tokens: Ints
     output_tokens: Ints
-    lengths: NDArray[np.int32]
+    lengths: NDArray[np.unsignedinteger[Any]]
     offsets: Ints
 
     @cached_property
@@ -179,10 +189,7 @@ class Series:
 
     def rows(self, kept: Ints) -> Series:
         """Returns the series of some of its rows, in their order."""
-        counts = self.rounds[kept]
-        starts = self.offsets[kept]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        picked = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
+        picked, offsets = ragged(self.offsets, kept)
         columns = ("unit", "named", "cluster", "dataset", "prompt_tokens", "output_tokens")
         return replace(
             self,

@@ -15,7 +15,7 @@ from orchestrator.compare.stats import Bootstrap, Estimate, estimate_ratios
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from orchestrator.compare.load import PromptName
     from orchestrator.compare.metrics import Metric
@@ -47,8 +47,6 @@ class _Part(NamedTuple):
 
     terms: Terms
     rounds: int
-    low: int = 0
-    high: int = 0
 
 
 def make_entries(
@@ -65,20 +63,41 @@ def make_entries(
     """
     datasets = [_by_dataset(one.series, context) for one in named]
     contexts = [_by_context(one.series, context) if "context" in context.details else {} for one in named]
-    items = list(wholes)
-    for part in [*datasets, *contexts]:
-        items += [one.terms for one in part.values()]
-    estimates = iter(estimate_ratios(items, bootstrap))
-    figures = [next(estimates) for _ in named]
-    by_dataset = [_dataset_figures(part, context, estimates) for part in datasets]
-    by_context = [_context_figures(part, estimates) for part in contexts]
+    bootstrap.prepare(wholes)
+    figures = estimate_ratios(wholes, bootstrap)
+    wanted = "dataset" in context.details
+    by_dataset = [
+        tuple(
+            DatasetFigures(context.datasets[number], figure, len(part.terms.num), part.rounds)
+            for (number, part), figure in zip(parts.items(), estimates, strict=True)
+        )
+        for parts, estimates in zip(datasets, _estimate_parts(datasets, bootstrap, wanted), strict=True)
+    ]
+    by_context = [
+        tuple(
+            ContextFigures(low, 2 * low or 16, figure, len(part.terms.num), part.rounds)
+            for (low, part), figure in zip(parts.items(), estimates, strict=True)
+        )
+        for parts, estimates in zip(contexts, _estimate_parts(contexts, bootstrap, True), strict=True)
+    ]
     return [
         _entry(shape, *whole, context)
         for whole in zip(named, wholes, figures, by_dataset, by_context, strict=True)
     ]
 
 
+def _estimate_parts(
+    parts: Sequence[dict[int, _Part]], bootstrap: Bootstrap, wanted: bool
+) -> list[list[Estimate]]:
+    """The figure of each part of each series; with intervals if they are wanted."""
+    if not wanted:
+        return [[Estimate(_pooled(part.terms)) for part in own.values()] for own in parts]
+    bootstrap.prepare(part.terms for own in parts for part in own.values())
+    return [estimate_ratios([part.terms for part in own.values()], bootstrap) for own in parts]
+
+
 def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
+    """The rows by the number of their dataset."""
     terms = context.metric.terms(series)
     parts = {}
     for number in np.unique(series.dataset).tolist():
@@ -88,33 +107,16 @@ def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
     return parts
 
 
-def _dataset_figures(
-    parts: dict[int, _Part], context: Context, estimates: Iterator[Estimate]
-) -> tuple[DatasetFigures, ...]:
-    return tuple(
-        DatasetFigures(context.datasets[number], next(estimates), len(part.terms.num), part.rounds)
-        for number, part in parts.items()
-    )
-
-
 def _by_context(series: Series, context: Context) -> dict[int, _Part]:
-    """The rounds by the context before their anchor, in buckets that double: 0, 16, 32, 64, ..."""
+    """The rounds by the context before their anchor, in buckets that double: from 0, 16, 32, 64, ..."""
     bucket = np.where(series.context < 16, 0, 1 << np.log2(np.maximum(series.context, 1)).astype(np.int64))
     clusters = np.repeat(series.cluster, series.rounds)
     terms = context.metric.of_rounds(series.lengths)
     parts = {}
     for low in np.unique(bucket).tolist():
         rounds = np.flatnonzero(bucket == low)
-        sums = sum_terms(terms, rounds, clusters[rounds])
-        parts[low] = _Part(sums, len(rounds), low, 2 * low or 16)
+        parts[low] = _Part(sum_terms(terms, rounds, clusters[rounds]), len(rounds))
     return parts
-
-
-def _context_figures(parts: dict[int, _Part], estimates: Iterator[Estimate]) -> tuple[ContextFigures, ...]:
-    return tuple(
-        ContextFigures(part.low, part.high, next(estimates), len(part.terms.num), part.rounds)
-        for part in parts.values()
-    )
 
 
 def _entry(

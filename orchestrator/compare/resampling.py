@@ -10,6 +10,7 @@ What always holds:
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +32,29 @@ _SEED = 0x0F1A54
 _CHUNK = 1 << 20  # elements of one piece of a resampling matrix
 _COLUMNS = 512  # columns resampled at a time
 _EXACT_SINGLE = 1 << 24
+_FAR = 5.0
 
 
 def ratio(num: Floats, den: Floats) -> Floats:
     """num / den, NaN where den is 0."""
-    num, den = np.asarray(num, dtype=float), np.asarray(den, dtype=float)
-    undefined: Floats = np.full(np.broadcast(num, den).shape, np.nan)
-    return np.divide(num, den, out=undefined, where=den != 0)
+    if den.all():
+        found: Floats = num / den
+    else:
+        found = np.divide(num, den, out=np.full(den.shape, np.nan), where=den != 0)
+    return found
 
 
 def pooled(num: Floats, den: Floats) -> Floats:
-    """The figure of sums whose last axis runs over datasets (one, for a plain ratio): the mean of the ratios."""
+    """The figure of sums whose first axis runs over datasets (one, for a plain ratio): the mean of the ratios."""
     ratios = ratio(num, den)
-    return ratios[..., 0] if ratios.shape[-1] == 1 else ratios.mean(axis=-1)
+    figure: Floats = ratios[0] if len(ratios) == 1 else ratios.mean(axis=0)
+    return figure
 
 
 def columns(terms: Terms) -> tuple[Floats, Floats]:
-    """Numerators and denominators with an axis for datasets."""
+    """Numerators and denominators, one line a dataset, one place a cluster."""
     num, den = np.asarray(terms.num, dtype=float), np.asarray(terms.den, dtype=float)
-    return (num[:, None], den[:, None]) if num.ndim == 1 else (num, den)
+    return (num[None], den[None]) if num.ndim == 1 else (num.T, den.T)
 
 
 class Bootstrap:
@@ -84,7 +89,7 @@ def _batches(items: Sequence[Terms]) -> Iterator[list[Terms]]:
         batch: list[Terms] = []
         width = 0
         for one in members:
-            own = 2 * columns(one)[0].shape[1]
+            own = 2 * len(columns(one)[0])
             if batch and width + own > _COLUMNS:
                 yield batch
                 batch, width = [], 0
@@ -97,19 +102,18 @@ def _replicates(batch: Sequence[Terms]) -> list[Floats]:
     clusters = len(batch[0].num)
     if clusters < MIN_CLUSTERS:
         return [np.zeros(0)] * len(batch)
-    parts = [part for one in batch for part in columns(one)]
-    matrix = np.concatenate(parts, axis=1)
+    matrix = np.concatenate([part for one in batch for part in columns(one)])
     precision = _precision(matrix, clusters * np.abs(matrix).max(initial=0.0))
     matrix = matrix.astype(precision)
     rows = _chunk_rows(clusters)
-    sums = np.empty((REPLICATES, matrix.shape[1]))
+    sums = np.empty((len(matrix), REPLICATES))
     for number, start in enumerate(range(0, REPLICATES, rows)):
         weights = _weights(clusters, number, min(rows, REPLICATES - start))
-        sums[start : start + rows] = weights.astype(precision) @ matrix
+        sums[:, start : start + rows] = matrix @ weights.astype(precision).T
     found, place = [], 0
     for one in batch:
-        width = columns(one)[0].shape[1]
-        num, den = sums[:, place : place + width], sums[:, place + width : place + 2 * width]
+        width = len(columns(one)[0])
+        num, den = sums[place : place + width], sums[place + width : place + 2 * width]
         found.append(pooled(num, den))
         place += 2 * width
     return found
@@ -139,54 +143,90 @@ def _weights(clusters: int, number: int, rows: int) -> NDArray[np.uint16]:
 def _signs(clusters: int, number: int, rows: int) -> NDArray[np.int8]:
     """Swap (-1) or not (+1), each cluster, each trial: every way for few clusters, else random ones."""
     if clusters <= EXACT_CLUSTERS:
-        bits = np.arange(1 << clusters)[:, None] >> np.arange(clusters) & 1
+        bits = (np.arange(1 << clusters)[:, None] >> np.arange(clusters) & 1).astype(np.int8)
     else:
-        bits = np.random.default_rng([_SEED, 2, clusters, number]).integers(0, 2, size=(rows, clusters))
-    return (1 - 2 * bits).astype(np.int8)
+        drawn = np.random.default_rng([_SEED, 2, clusters, number]).bytes(rows * -(-clusters // 8))
+        packed = np.frombuffer(drawn, dtype=np.uint8).reshape(rows, -1)
+        bits = np.unpackbits(packed, axis=1, count=clusters).view(np.int8)
+    signs: NDArray[np.int8] = 1 - 2 * bits
+    return signs
 
 
 def swap_p_values(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
-    """Returns the permutation p of each (candidate, reference); both sides have the same clusters."""
+    """Returns the permutation p of each (candidate, reference); both sides have the same clusters.
+
+    Random swaps cannot tell how small a p below 1 / 10,000 is. There it is that of the normal distribution
+    with the swaps' own standard deviation: no more than 1 / 10,001, no less than the least that this many
+    clusters can give. Where that is five deviations away no swap is drawn: by Hoeffding's bound less than one in
+    100,000 would be as extreme.
+    """
     found: dict[int, float] = {}
-    by_shape: dict[tuple[int, int], list[int]] = {}
-    for index, (candidate, _) in enumerate(pairs):
-        by_shape.setdefault(columns(candidate)[0].shape, []).append(index)
-    for (clusters, datasets), members in by_shape.items():
-        step = max(1, _COLUMNS // (2 * max(datasets, 1)))
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for index, (candidate, reference) in enumerate(pairs):
+        clusters = len(candidate.num)
+        if not clusters:
+            found[index] = 1.0
+        elif clusters > EXACT_CLUSTERS and (z := _deviations(candidate, reference)) > _FAR:
+            found[index] = _tail(z, clusters)
+        else:
+            by_shape.setdefault(columns(candidate)[0].shape, []).append(index)
+    for (datasets, _), members in by_shape.items():
+        step = max(1, _COLUMNS // (2 * datasets))
         for start in range(0, len(members), step):
             batch = members[start : start + step]
-            chances = _swapped([pairs[i] for i in batch]) if clusters else [1.0] * len(batch)
-            found.update(zip(batch, chances, strict=True))
+            found.update(zip(batch, _swapped([pairs[i] for i in batch]), strict=True))
     return [found[index] for index in range(len(pairs))]
+
+
+def _deviations(candidate: Terms, reference: Terms) -> float:
+    """How many standard deviations of the swaps' distribution the difference is away; 0 where undefined."""
+    (our_num, our_den), (their_num, their_den) = columns(candidate), columns(reference)
+    totals = [part.sum(axis=1) for part in (our_num, our_den, their_num, their_den)]
+    if not (totals[1].all() and totals[3].all()):
+        return 0.0
+    middle = (totals[0] + totals[2]) / (totals[1] + totals[3])
+    apart = (our_num - their_num) - middle[:, None] * (our_den - their_den)
+    spread = (apart / ((totals[1] + totals[3]) / 2)[:, None]).mean(axis=0)
+    deviation = math.sqrt(float((spread**2).sum()))
+    difference = float((totals[0] / totals[1] - totals[2] / totals[3]).mean())
+    return abs(difference) / deviation if deviation > 0 else 0.0
+
+
+def _tail(deviations: float, clusters: int) -> float:
+    """The two-sided normal p, within what random swaps and this many clusters can say."""
+    chance = math.erfc(deviations / math.sqrt(2))
+    return min(max(chance, 2.0 ** (1 - clusters)), 1 / (REPLICATES + 1))
 
 
 def _swapped(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
     """One batch: the same number of clusters and datasets throughout."""
     ours, theirs = (
-        np.stack([np.stack(columns(pair[side])) for pair in pairs]).transpose(2, 1, 0, 3) for side in (0, 1)
-    )  # cluster, numerator or denominator, pair, dataset
-    clusters, shape = len(ours), ours.shape[1:]
-    apart, middle = ours - theirs, (ours + theirs).sum(axis=0) / 2
-    observed = np.abs(_statistic(apart.sum(axis=0)[None] / 2, middle)[0])
-    scale = np.abs(pooled(middle[0], middle[1]))
+        np.stack([np.stack(columns(pair[side])) for pair in pairs]).transpose(1, 2, 0, 3) for side in (0, 1)
+    )  # numerator or denominator, dataset, pair, cluster
+    *shape, clusters = ours.shape
+    apart, middle = ours - theirs, ((ours + theirs).sum(axis=-1) / 2)[..., None]
+    observed = np.abs(_statistic(apart.sum(axis=-1)[..., None] / 2, middle))
+    scale = np.abs(pooled(*middle))
     threshold = observed - 1e-12 * np.where(np.isfinite(scale), scale, 0) - 1e-15
-    flat = apart.reshape(clusters, -1)
-    precision = _precision(flat, np.abs(flat).sum(axis=0).max(initial=0.0))
+    flat = apart.reshape(-1, clusters)
+    precision = _precision(flat, np.abs(flat).sum(axis=1).max(initial=0.0))
     flat = flat.astype(precision)
     exact = clusters <= EXACT_CLUSTERS
     rows = 1 << clusters if exact else _chunk_rows(clusters)
     trials = rows if exact else REPLICATES
-    extreme = np.zeros(len(pairs))
+    extreme = np.zeros(len(pairs), dtype=np.int64)
     for number, start in enumerate(range(0, trials, rows)):
         signs = _signs(clusters, number, min(rows, trials - start)).astype(precision)
-        shift = (signs @ flat).astype(np.float64).reshape(len(signs), *shape) / 2
-        extreme += (~(np.abs(_statistic(shift, middle)) < threshold)).sum(axis=0)
-    chances = extreme / trials if exact else (extreme + 1) / (trials + 1)
-    return [float(chance) for chance in chances]
+        shift = (flat @ signs.T).astype(np.float64).reshape(*shape, len(signs)) / 2
+        extreme += (~(np.abs(_statistic(shift, middle)) < threshold)).sum(axis=-1)
+    if exact:
+        return [count / trials for count in extreme.tolist()]
+    return [
+        (count + 1) / (trials + 1) if count else _tail(_deviations(*pair), clusters)
+        for count, pair in zip(extreme.tolist(), pairs, strict=True)
+    ]
 
 
 def _statistic(shift: Floats, middle: Floats) -> Floats:
-    """Difference of the two figures after a swap; axes: trial, numerator or denominator, pair, dataset."""
-    first = pooled(middle[0] + shift[:, 0], middle[1] + shift[:, 1])
-    second = pooled(middle[0] - shift[:, 0], middle[1] - shift[:, 1])
-    return first - second
+    """Difference of the two figures after a swap; axes: numerator or denominator, dataset, pair, trial."""
+    return pooled(*(middle + shift)) - pooled(*(middle - shift))

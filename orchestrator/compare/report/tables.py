@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from orchestrator.compare.build import FEW_DRAFTERS
 from orchestrator.compare.report.abbreviate import abbreviate
 from orchestrator.compare.report.cells import (
     LEGEND,
@@ -79,7 +80,8 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
     several = any(len(entry.datasets) > 1 for block in comparison.blocks for entry in block.entries)
     for number, block in enumerate(comparison.blocks):
         lines += [[], *_wrapped(block.title, "", "bold"), *_block_table(block, comparison, view)]
-        if "dataset" in view.by or (several and number == 0):
+        few = len(block.entries) <= FEW_DRAFTERS
+        if "dataset" in view.by or (several and few and number == 0):
             lines += [[], *_datasets(block)]
         if "position" in view.by:
             lines += [[], *_positions(block)]

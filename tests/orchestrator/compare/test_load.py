@@ -33,7 +33,10 @@ def test_every_figure_of_the_columns_is_that_of_the_lists(
     data: list[tuple[list[int], int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     data = [(lengths, min(tokens, 1 + sum(lengths))) for lengths, tokens in data]
-    rows = [row("d", f"p{i}", lengths, output_tokens=tokens) for i, (lengths, tokens) in enumerate(data)]
+    rows = [
+        row("d", f"p{i}", lengths, output_tokens=tokens, prompt_hash=f"{i:02d}")
+        for i, (lengths, tokens) in enumerate(data)
+    ]
     series = one_series(write_run(tmp_path_factory.mktemp("runs") / "run", rows))
     reference = [tau.Walk(lengths, tokens) for lengths, tokens in data]
     for name, (formula, _) in tau.DIALECTS.items():
