@@ -36,13 +36,6 @@ class Metric:
     position: int = 0
 
     @property
-    def heading(self) -> str:
-        """What a column of it is called."""
-        if self.name != "tau":
-            return self.name
-        return "τ" if self.dialect == "tau" else self.dialect
-
-    @property
     def by_dataset(self) -> bool:
         """Whether it is a mean over datasets of their figures."""
         return self.name == "tau_dataset_mean"

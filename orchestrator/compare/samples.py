@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample, SampleDraft
 from orchestrator.compare.names import natural_key
-from orchestrator.errors import ResultsError
+from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import SAMPLE_SCHEMA, ProtocolError, canonical_json, check_schema, iter_jsonl
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.compare.folder import Run
     from orchestrator.compare.model import Comparison
 
-__all__ = ["ORDERS", "Order", "pick_samples"]
+__all__ = ["ORDERS", "Order", "pick_samples", "read_order"]
 
 Order = Literal["disagreement", "worst", "prompt"]
 ORDERS: tuple[Order, ...] = ("disagreement", "worst", "prompt")
@@ -39,6 +39,14 @@ _FIELDS = (
     "draft_ids",
     "truth_ids",
 )
+
+
+def read_order(text: str) -> Order:
+    """Reads an order; another one is a UsageError."""
+    for order in ORDERS:
+        if text == order:
+            return order
+    raise UsageError(f"--samples-by {text}: no such order", f"the orders are {', '.join(ORDERS)}")
 
 
 class _Anchor(NamedTuple):

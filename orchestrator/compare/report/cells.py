@@ -25,13 +25,16 @@ __all__ = [
     "Cell",
     "Detail",
     "align",
+    "bar",
     "cell",
     "change",
+    "clip",
     "figure",
     "heading",
     "p_value",
     "shorten",
     "sparkline",
+    "unit",
     "versus",
 ]
 
@@ -64,9 +67,19 @@ def heading(comparison: Comparison) -> str:
     counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
     few, many = min(counts), max(counts)
     facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
+    if comparison.metric != "tau":
+        facts.append(f"{comparison.metric}: {comparison.metric_words}")
     if comparison.dialect != "tau":
         facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
+    facts += [f"only {one}" for one in comparison.filters]
     return " · ".join(facts)
+
+
+def unit(comparison: Comparison) -> str:
+    """What a column of the headline figure is called."""
+    if comparison.metric != "tau":
+        return comparison.metric
+    return "τ" if comparison.dialect == "tau" else comparison.dialect
 
 
 def figure(estimate: Estimate) -> str:
@@ -111,6 +124,12 @@ def sparkline(shares: Sequence[float]) -> str:
     return "".join(_BARS[min(7, int(share * 8))] if math.isfinite(share) else " " for share in picked)
 
 
+def bar(share: float) -> str:
+    """A line of blocks as long as a share of 16 columns."""
+    eighths = round(min(max(share, 0.0), 1.0) * _SPARKS * 8) if math.isfinite(share) else 0
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
 def shorten(text: str, width: int) -> str:
     """Cuts the middle out of a long name: its beginning and its end tell it apart."""
     text = printable(text)
@@ -120,6 +139,21 @@ def shorten(text: str, width: int) -> str:
     while cell_len(head) + cell_len(tail) + 1 > width:
         tail = tail[1:]
     return head + "…" + tail
+
+
+def clip(text: str, width: int, *, end: bool = False) -> str:
+    """Makes a text harmless and cuts it to a width; with `end` its beginning is cut off."""
+    text = printable(text)
+    if cell_len(text) <= width:
+        return text
+    kept: list[str] = []
+    room = width - 1
+    for char in reversed(text) if end else text:
+        room -= cell_len(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "…" + "".join(reversed(kept)) if end else "".join(kept) + "…"
 
 
 def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:
