@@ -52,12 +52,19 @@ def check_comparable(measurements: Measurements, allow: Collection[str] = ()) ->
             "these runs cannot be compared: "
             + "; ".join(describe(d) for d in refused)
             + _common_prompts(measurements, refused),
-            f"evaluate them again under the same settings, or look at them all the same with `{flags}`",
+            f"evaluate them again under the same settings, or look at them all the same with `{flags}`"
+            + ("; `--by temperature` sets them side by side" if _only_sampling(refused) else ""),
             fields={
                 d.field: [{"value": value, "runs": list(runs)} for value, runs in d.values] for d in refused
             },
         )
     return tuple(differences)
+
+
+def _only_sampling(refused: list[FieldDifference]) -> bool:
+    """Whether nothing but how the target's text was sampled differs, temperature among it."""
+    fields = {d.field for d in refused}
+    return "temperature" in fields and fields <= {"temperature", "top_p", "top_k", "seed"}
 
 
 def describe(difference: FieldDifference) -> str:

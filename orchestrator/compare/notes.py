@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.compare.coverage import ENOUGH, coverage_of
 from orchestrator.compare.stats import MIN_CLUSTERS
 from remote_payload.tau import BIAS_WORTH_A_WARNING
 
@@ -20,7 +21,7 @@ __all__ = ["footnotes"]
 def footnotes(blocks: Sequence[Block], measurements: Measurements, metric: Metric) -> tuple[str, ...]:
     """Returns every footnote that applies, each once, the most important first."""
     notes: dict[str, None] = {}
-    for source in (_few_prompts, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
+    for source in (_few_prompts, _coverage, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
         notes.update(dict.fromkeys(source(blocks)))
     if metric.name == "tau":
         notes.update(dict.fromkeys(_short_outputs(blocks, metric.dialect)))
@@ -40,6 +41,17 @@ def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
     )
     if scarce:
         yield f"need ≥ {MIN_CLUSTERS} prompts for an interval: {', '.join(scarce)}"
+
+
+def _coverage(blocks: Sequence[Block]) -> Iterable[str]:
+    """What the intervals of few prompts are worth."""
+    counts = sorted({e.clusters for b in blocks for e in b.entries if MIN_CLUSTERS <= e.clusters < ENOUGH})
+    if counts:
+        shares = coverage_of(counts[0])
+        yield (
+            f"{counts[0]} prompts: 95 % intervals of so few covered {100 * shares.figure:.0f} % (τ) and "
+            f"{100 * shares.change:.0f} % (change) in simulations"
+        )
 
 
 def _counts(small: Sequence[Entry], everybody: bool) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "p_value",
     "shorten",
     "sparkline",
+    "subheadings",
     "unit",
     "versus",
 ]
@@ -67,12 +68,15 @@ def heading(comparison: Comparison) -> str:
     counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
     few, many = min(counts), max(counts)
     facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
-    if comparison.metric != "tau":
-        facts.append(f"{comparison.metric}: {comparison.metric_words}")
     if comparison.dialect != "tau":
         facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
-    facts += [f"only {one}" for one in comparison.filters]
     return " · ".join(facts)
+
+
+def subheadings(comparison: Comparison) -> list[str]:
+    """What is measured if it is not tau, and on what part of the rows; often nothing."""
+    lines = [f"{comparison.metric}: {comparison.metric_words}"] if comparison.metric != "tau" else []
+    return lines + ([f"only rows with {' and '.join(comparison.filters)}"] if comparison.filters else [])
 
 
 def unit(comparison: Comparison) -> str:

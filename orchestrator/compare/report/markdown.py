@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.compare.report.cells import LEGEND, change, figure, heading, sparkline, unit, versus
+from orchestrator.compare.report.cells import (
+    LEGEND,
+    change,
+    figure,
+    heading,
+    sparkline,
+    subheadings,
+    unit,
+    versus,
+)
 from orchestrator.compare.report.grids import Grid, best_step, grids_of_block, grids_over_blocks
 from orchestrator.text import printable
 
@@ -21,7 +30,7 @@ _SPECIAL = re.compile(r"[\\`*|\[\]]")
 
 def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str:
     """Returns the tables and footnotes; text from runs is escaped, also against HTML."""
-    parts = [f"{_text(heading(comparison))}\n"]
+    parts = [f"{_text(line)}\n" for line in (heading(comparison), *subheadings(comparison))]
     parts += [
         f"**NOT STRICTLY COMPARABLE** (allowed): {_text(difference)}\n" for difference in comparison.allowed
     ]

@@ -26,6 +26,7 @@ from orchestrator.compare.report.cells import (
     heading,
     shorten,
     sparkline,
+    subheadings,
     unit,
     versus,
 )
@@ -105,6 +106,8 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
 
 def _heading(comparison: Comparison) -> Iterable[Line]:
     yield [cell(shorten(heading(comparison), WIDTH))]
+    for line in subheadings(comparison):
+        yield from _wrapped(line, "", "")
     for difference in comparison.allowed:
         yield from _wrapped(f"NOT STRICTLY COMPARABLE (allowed): {difference}", "", "bold yellow")
 
