@@ -26,7 +26,7 @@ import numpy as np
 
 from orchestrator.compare.columns import SeriesKey, Settings
 from orchestrator.compare.table import Item, Part, RunTable, parse_rows
-from remote_payload.protocol import ProtocolError, canonical_json, file_sha256, sha256_hex
+from remote_payload.protocol import ProtocolError, file_sha256, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ class _Kept:
 
 def _body(table: RunTable) -> bytes:
     columns = b"".join(getattr(table, name).tobytes() for name in _ARRAYS)
-    return columns + canonical_json([list(column) for column in zip(*table.items, strict=True)]).encode()
+    return columns + json.dumps(list(zip(*table.items, strict=True))).encode()
 
 
 _known_items: dict[bytes, tuple[Item, ...]] = {}
