@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from os import stat_result
     from pathlib import Path
 
-__all__ = ["NAME", "Digest", "prepare", "read_digest"]
+__all__ = ["NAME", "Digest", "make", "prepare", "read_digest"]
 
 NAME = "rows.digest"
 _SCHEMA = "orch/digest/1"
@@ -90,10 +90,11 @@ def prepare(folders: Sequence[Path]) -> None:
     if sum(sizes) < _WORTH_IT or workers < 2:
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_make, missing, chunksize=4))
+        list(pool.map(make, missing, chunksize=4))
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """Makes a run's digest, so that the first comparison is quick; what cannot be read is said by that one."""
     with contextlib.suppress(ProtocolError, OSError):
         read_digest(folder)
 
