@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_DETAILS = {"json": frozenset({"dataset", "difference"}), "markdown": frozenset({"dataset"})}
+"""What a form of output shows beyond what was asked for."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -96,7 +99,7 @@ def compare(
         metric=metric,
         allow=tuple(allow or ()),
         filters=tuple(filters or ()),
-        details=dimensions | ({"dataset"} if form in ("json", "markdown") else set()),
+        details=dimensions | _DETAILS.get(form, frozenset()),
     )
     wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions))
     comparison = build.compare(measurements, wanted)

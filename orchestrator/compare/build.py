@@ -44,7 +44,7 @@ __all__ = ["DETAILS", "FEW_DRAFTERS", "Wanted", "compare"]
 
 FEW_DRAFTERS = 12
 """Drafters up to which the first table has intervals by dataset unasked."""
-DETAILS = ("baseline", "context", "dataset", "prompt", "temperature")
+DETAILS = ("baseline", "context", "dataset", "difference", "prompt", "temperature")
 _PAIRED_BY_ID = frozenset(
     {"target_hash", "template_hash", "dtype", "attn"}
 )  # allowed differences that change the tokens
@@ -57,7 +57,8 @@ class Wanted:
     `baseline` must be there if it is given; `default_baseline` is taken if it is there; "none" as
     `baseline` means no baseline. `shapes` empty means all. `filters` are as `--filter` takes them. `details`
     are the parts that cost too much to be made unasked (`DETAILS`): each drafter against each other one,
-    figures by context length and (but for the first shape) by dataset, every prompt of each pair; with "temperature" runs of several temperatures
+    figures by context length and (but for the first shape) by dataset, intervals of the difference
+    beside those of the change, every prompt of each pair; with "temperature" runs of several temperatures
     stand side by side, compared within each. `arguments` are the words that make `orch compare` show this.
     """
 

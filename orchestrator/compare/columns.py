@@ -200,7 +200,13 @@ class Series:
 
     def terms(self, dialect: str) -> Terms:
         """Returns a dialect's figure, row by row (`DIALECT_TERMS`)."""
-        return DIALECT_TERMS[dialect](self)
+        if dialect not in self._terms:
+            self._terms[dialect] = DIALECT_TERMS[dialect](self)
+        return self._terms[dialect]
+
+    @cached_property
+    def _terms(self) -> dict[str, Terms]:
+        return {}
 
 
 def _tau(series: Series) -> Terms:

@@ -88,7 +88,8 @@ def set_against(
     """
     commons = [_common(pair, named, wholes, context) for pair in pairs]
     measured = [index for index, common in enumerate(commons) if common is not None]
-    results = compare_pairs([(c.candidate, c.reference) for c in commons if c is not None], bootstrap)
+    sides = [(common.candidate, common.reference) for common in commons if common is not None]
+    results = compare_pairs(sides, bootstrap, differences="difference" in context.details)
     found: list[Versus | None] = [None] * len(pairs)
     for index, result, chance in zip(measured, results, _adjust(pairs, measured, results), strict=True):
         common, reference = commons[index], named[pairs[index].reference]

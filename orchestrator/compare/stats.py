@@ -20,7 +20,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
 
 from orchestrator.compare.resampling import (
     MIN_CLUSTERS,
@@ -31,6 +30,7 @@ from orchestrator.compare.resampling import (
     ratio,
     swap_p_values,
 )
+from orchestrator.compare.student import normal_cdf, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,12 +87,22 @@ def estimate_ratios(items: Sequence[Terms], bootstrap: Bootstrap | None = None) 
     return [_interval(_value(one), bootstrap.replicates(one), _jackknife(one)) for one in items]
 
 
-def compare_pairs(pairs: Sequence[tuple[Terms, Terms]], bootstrap: Bootstrap | None = None) -> list[Paired]:
-    """Compares (candidate, reference) pairs; both sides have the same clusters in the same order."""
+def compare_pairs(
+    pairs: Sequence[tuple[Terms, Terms]], bootstrap: Bootstrap | None = None, *, differences: bool = True
+) -> list[Paired]:
+    """Compares (candidate, reference) pairs; both sides have the same clusters in the same order.
+
+    Args:
+        pairs: whom to compare.
+        bootstrap: resamples to share with other figures.
+        differences: whether `Paired.difference` gets an interval too.
+    """
     bootstrap = bootstrap or Bootstrap()
     bootstrap.prepare(side for pair in pairs for side in pair)
     chances = swap_p_values(pairs)
-    return [_paired(*pair, chance, bootstrap) for pair, chance in zip(pairs, chances, strict=True)]
+    return [
+        _paired(*pair, chance, bootstrap, differences) for pair, chance in zip(pairs, chances, strict=True)
+    ]
 
 
 def chances_of_best(items: Sequence[Terms], bootstrap: Bootstrap | None = None) -> list[float] | None:
@@ -121,14 +131,18 @@ def holm(chances: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _paired(candidate: Terms, reference: Terms, chance: float, bootstrap: Bootstrap) -> Paired:
+def _paired(
+    candidate: Terms, reference: Terms, chance: float, bootstrap: Bootstrap, differences: bool
+) -> Paired:
     ours, theirs = _value(candidate), _value(reference)
     boot = bootstrap.replicates(candidate), bootstrap.replicates(reference)
     jack = _jackknife(candidate), _jackknife(reference)
     needed, detectable = _power(candidate, reference)
     return Paired(
         _interval(_over(ours, theirs), _over(*boot), _over(*jack)),
-        _interval(ours - theirs, boot[0] - boot[1], jack[0] - jack[1]),
+        _interval(ours - theirs, boot[0] - boot[1], jack[0] - jack[1])
+        if differences
+        else Estimate(float(ours - theirs)),
         chance,
         len(candidate.num),
         needed,
@@ -180,7 +194,7 @@ def _interval(value: Floats, replicates: Floats, jackknife: Floats) -> Estimate:
     spread = float(replicates.std())
     own = math.sqrt((clusters - 1) / clusters * float(((jackknife - jackknife.mean()) ** 2).sum()))
     widening = max(1.0, own / spread) if spread > 0 else 1.0
-    tail = float(ndtr(widening * stdtrit(clusters - 1, (1 - LEVEL) / 2)))
+    tail = normal_cdf(widening * student_quantile((1 - LEVEL) / 2, clusters - 1))
     low, high = _quantiles((replicates - figure).astype(np.float32), (tail, 1 - tail))
     return Estimate(figure, figure + low, figure + high)
 

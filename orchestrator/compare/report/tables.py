@@ -114,12 +114,11 @@ def _heading(comparison: Comparison) -> Iterable[Line]:
 
 def _block_table(block: Block, comparison: Comparison, view: View) -> list[Line]:
     """The fullest form that fits."""
-    rows: list[list[Cell]] = []
     for name_width, detail in _FORMS:
-        rows = align(_rows(block, comparison, view, name_width, detail))
-        if max(_width(row) for row in rows) <= WIDTH:
+        rows = _rows(block, comparison, view, name_width, detail)
+        if _aligned_width(rows) <= WIDTH:
             break
-    return list(rows)
+    return list(align(rows))
 
 
 def _rows(
@@ -248,5 +247,7 @@ def _wrapped(text: str, lead: str, style: str) -> Iterable[Line]:
         yield [Cell(line, style)]
 
 
-def _width(line: Line) -> int:
-    return sum(cell_len(piece.text) for piece in line)
+def _aligned_width(rows: Sequence[Line]) -> int:
+    """How wide `align` makes rows of equal length."""
+    widths = [max(cell_len(piece.text) for piece in column) for column in zip(*rows, strict=True)]
+    return sum(widths) + 2 * (sum(width > 0 for width in widths) - 1)
