@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import secrets
+import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -89,7 +90,10 @@ def prepare(folders: Sequence[Path]) -> None:
     workers = min(len(missing), os.cpu_count() or 1, _WORKERS)
     if sum(sizes) < _WORTH_IT or workers < 2:
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    # The workers leave an interruption to this process: they would each tell of it.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=signal.signal, initargs=ignore) as pool:
         list(pool.map(make, missing, chunksize=4))
 
 

@@ -96,6 +96,16 @@ def test_the_probability_of_being_best_rests_on_the_prompts_that_all_steps_have(
     assert (curve.probability, curve.clusters) == (None, 3)
 
 
+def test_steps_of_several_epochs_are_one_training(tmp_path: Path) -> None:
+    names = {"epoch_1_step_400": 1.8, "epoch_2_step_900": 2.4, "epoch_10_step_1200": 2.6}
+    rows = [one for name, mean in names.items() for one in rows_of(name, mean, range(8))]
+    result = compared(tmp_path, rows, Wanted())
+    (curve,) = result.curves
+    assert (curve.training, [p.step for p in curve.points]) == ("epoch_*_step_*", [400, 900, 1200])
+    previous = {e.name: e.versus_previous.against for e in result.blocks[0].entries if e.versus_previous}
+    assert previous == {"epoch_2_step_900": "epoch_1_step_400", "epoch_10_step_1200": "epoch_2_step_900"}
+
+
 def test_one_step_alone_and_names_without_steps_make_no_curve(tmp_path: Path) -> None:
     rows = [*rows_of("step_1", 2.0, range(6)), *rows_of("final", 2.5, range(6))]
     assert compared(tmp_path, rows, Wanted()).curves == ()
