@@ -25,6 +25,7 @@ from orchestrator.compare.names import (
     DrafterKey,
     DrafterName,
     drafter_of,
+    label_of,
     name_drafters,
     natural_key,
 )
@@ -36,7 +37,7 @@ from orchestrator.errors import UsageError
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from orchestrator.compare.load import Measurements
 
@@ -90,23 +91,17 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     metric = read_metric(wanted.metric, wanted.dialect)
     filters = [read_filter(text) for text in wanted.filters]
     label = None if wanted.baseline == "none" else wanted.baseline or wanted.default_baseline
-    chosen = keep(_choose_shapes(measurements, wanted.shapes), filters, label)
-    groups = _by_temperature(chosen) if "temperature" in wanted.details else {None: chosen}
+    chosen = keep(_choose_shapes(measurements, wanted.shapes), filters, label and label_of(label))
+    groups: dict[float | None, Measurements] = {None: chosen}
+    if "temperature" in wanted.details:
+        groups = _by_temperature(chosen)
     differences = _differences(groups.values(), wanted.allow)
     differing = {difference.field for difference in differences}
     names = name_drafters(chosen.series, differing, label)
     baseline = _find_baseline(chosen.series, names, wanted)
     by_id = bool(differing & _PAIRED_BY_ID)
     context = Context(metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details)
-    shapes = sorted({Shape.parse(one.key.shape) for one in chosen.series}, key=lambda shape: shape.order)
-    unasked = context._replace(details=context.details | {"dataset"})
-    first = shapes[0] if len({one.text for one in names.values()}) <= FEW_DRAFTERS else None
-    tables = [
-        _table(shape, temperature, group, names, unasked if shape == first else context)
-        for shape in shapes
-        for temperature, group in groups.items()
-        if any(one.key.shape == shape.name for one in group.series)
-    ]
+    tables = list(_tables(groups, names, context))
     blocks = tuple(table.block for table in tables)
     used = {run for one in chosen.series for run in one.runs}
     runs = [run for run in chosen.runs if run.name in used]
@@ -131,6 +126,20 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
         provenance=provenance,
         diagnoses=read_diagnoses(runs),
     )
+
+
+def _tables(
+    groups: Mapping[float | None, Measurements], names: dict[DrafterKey, DrafterName], context: Context
+) -> Iterable[_Table]:
+    """One table a shape and temperature; the first shape has its datasets unasked, for few drafters."""
+    present = {Shape.parse(one.key.shape) for group in groups.values() for one in group.series}
+    shapes = sorted(present, key=lambda shape: shape.order)
+    unasked = context._replace(details=context.details | {"dataset"})
+    first = shapes[0] if len({one.text for one in names.values()}) <= FEW_DRAFTERS else None
+    for shape in shapes:
+        for temperature, group in groups.items():
+            if any(one.key.shape == shape.name for one in group.series):
+                yield _table(shape, temperature, group, names, unasked if shape == first else context)
 
 
 def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measurements:

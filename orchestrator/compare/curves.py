@@ -87,7 +87,8 @@ def _or_lowest(value: float) -> float:
 def _common(named: Sequence[Named], wholes: Sequence[Terms], context: Context) -> list[Terms]:
     """The figure of each over the clusters of the units that all of them have; empty if there are none."""
     units = [one.series.named if context.pair_by_id else one.series.unit for one in named]
-    if all(np.array_equal(units[0], other) for other in units[1:]):
+    clusters = [one.series.cluster for one in named]
+    if all(np.array_equal(own[0], other) for own in (units, clusters) for other in own[1:]):
         return list(wholes)
     shared = reduce(np.intersect1d, units)
     if not len(shared):

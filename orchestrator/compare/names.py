@@ -21,6 +21,7 @@ __all__ = [
     "DrafterName",
     "Step",
     "drafter_of",
+    "label_of",
     "name_drafters",
     "natural_key",
     "step_of",
@@ -62,6 +63,12 @@ def variant_of(name: str) -> tuple[str, str]:
     """Splits a name of `name_drafters` into label (with its hash, if it has one) and what was added in brackets."""
     match = _VARIANT.fullmatch(name)
     return (match[1] + (match[2] or ""), match[3] or "") if match else (name, "")
+
+
+def label_of(name: str) -> str:
+    """Returns the label in a name of `name_drafters`."""
+    match = _VARIANT.fullmatch(name)
+    return match[1] if match else name
 
 
 def step_of(name: str) -> Step | None:

@@ -118,3 +118,14 @@ def test_engine_block_size_temperature_and_shape_are_of_whole_series(tmp_path: P
     for text, count in (("block_size<8", 1), ("engine=live", 1), ("shape=ddtree*", 1), ("temperature=0", 4)):
         result = compared(mixed, text, baseline=None)
         assert sum(len(block.entries) for block in result.blocks) == count, text
+
+
+def test_a_baseline_that_is_a_variant_of_a_checkpoint_is_spared_too(tmp_path: Path) -> None:
+    rows = [
+        *rows_of("base", 2.0, range(6)),
+        *rows_of("base", 2.0, range(6), block_size=4),
+        *rows_of("other", 2.0, range(6)),
+    ]
+    mixed = load([Source(write_run(tmp_path / "run", rows))])
+    result = compare(mixed, Wanted(baseline="base [B 4]", filters=("drafter=other",)))
+    assert names(result) == ["base [B 4]", "base [B 8]", "other"]
