@@ -99,11 +99,13 @@ def _estimate_parts(
 def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
     """The rows by the number of their dataset."""
     terms = context.metric.terms(series)
+    members, where = np.unique(series.cluster * len(context.datasets) + series.dataset, return_inverse=True)
+    num, den, rounds = (np.bincount(where, part, len(members)) for part in (*terms, series.rounds))
+    datasets = members % len(context.datasets)
     parts = {}
-    for number in np.unique(series.dataset).tolist():
-        rows = np.flatnonzero(series.dataset == number)
-        sums = sum_terms(terms, rows, series.cluster[rows])
-        parts[number] = _Part(sums, int(series.rounds[rows].sum()))
+    for number in np.unique(datasets).tolist():
+        own = datasets == number
+        parts[number] = _Part(Terms(num[own], den[own]), int(rounds[own].sum()))
     return parts
 
 

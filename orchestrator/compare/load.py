@@ -20,7 +20,7 @@ from orchestrator.compare.records import canonical_convention
 from orchestrator.compare.table import RunTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from orchestrator.compare.digest import Digest
@@ -128,14 +128,15 @@ class _Collector:
         if digest.not_kept:
             self.not_kept.append(digest.not_kept)
         items = self.numbering.add(digest.table.items)
-        before = {key: len(pieces) for key, pieces in self.known.items()}
-        for part in digest.table.parts:
-            if labels is None or part.label in labels:
-                self._take(run, digest.table, part, items, before)
+        taken = {
+            part.key: self._take(run, digest.table, part, items)
+            for part in digest.table.parts
+            if labels is None or part.label in labels
+        }
         self.doubles += digest.table.doubles
-        self._alias(run, labels)
+        _alias(run, labels, taken)
 
-    def _take(self, run: Run, table: RunTable, part: Part, items: int, before: dict[SeriesKey, int]) -> None:
+    def _take(self, run: Run, table: RunTable, part: Part, items: int) -> _Group:
         group = self.groups.setdefault(part.key, _Group(part.slots))
         group.labels.setdefault(part.label)
         group.runs.setdefault(run.name)
@@ -143,10 +144,12 @@ class _Collector:
         taken = _Rows(table, items, rows, self.numbering.units(items)[table.item[rows]])
         measured = part.key._replace(settings=part.key.settings._replace(template_hash=""))
         known = self.known.setdefault(measured, [])
-        for old in known[: before.get(measured, 0)]:
-            taken = self._without(taken, old)
+        for old in known:
+            if old.table is not table:
+                taken = self._without(taken, old)
         known.append(taken)
         group.pieces.append(taken)
+        return group
 
     def _without(self, new: _Rows, old: _Rows) -> _Rows:
         """What is left of some rows without those that an earlier run has; counts them."""
@@ -161,17 +164,6 @@ class _Collector:
         left = np.ones(len(new.rows), dtype=bool)
         left[ours] = False
         return new._replace(rows=new.rows[left], units=new.units[left])
-
-    def _alias(self, run: Run, labels: frozenset[str] | None) -> None:
-        """A job measures the same checkpoint once, under its first name; its other names are kept."""
-        own: dict[tuple[str, str], list[str]] = {}
-        for spec in run.job.drafters:
-            if labels is None or spec.label in labels:
-                own.setdefault((spec.hash, canonical_convention(spec.convention)), []).append(spec.label)
-        for key, group in self.groups.items():
-            if run.name in group.runs:
-                for label in own.get((key.drafter_hash, key.convention), ()):
-                    group.labels.setdefault(label)
 
     def finish(self) -> Measurements:
         """Returns all series, in an order that does not depend on the order of reading."""
@@ -220,6 +212,17 @@ class _Collector:
             key, tuple(group.labels), tuple(group.runs), group.slots,
             unit, named, cluster, dataset, tokens[0], tokens[1], lengths, offsets,
         )  # fmt: skip
+
+
+def _alias(run: Run, labels: frozenset[str] | None, taken: Mapping[SeriesKey, _Group]) -> None:
+    """A job measures the same checkpoint once, under its first name; its other names are kept."""
+    own: dict[tuple[str, str], list[str]] = {}
+    for spec in run.job.drafters:
+        if labels is None or spec.label in labels:
+            own.setdefault((spec.hash, canonical_convention(spec.convention)), []).append(spec.label)
+    for key, group in taken.items():
+        for label in own.get((key.drafter_hash, key.convention), ()):
+            group.labels.setdefault(label)
 
 
 def _differing(ours: RunTable, our_rows: Ints, theirs: RunTable, their_rows: Ints) -> int:

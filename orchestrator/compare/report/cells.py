@@ -7,6 +7,7 @@ character through.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -121,7 +122,8 @@ def versus(result: Versus | None, detail: Detail = "interval") -> str:
     return " ".join(part for part in (head, span, chance) if part)
 
 
-def sparkline(shares: Sequence[float]) -> str:
+@lru_cache(maxsize=4096)
+def sparkline(shares: tuple[float, ...]) -> str:
     """One bar a position, at most 16 of them, spread over all."""
     count = min(len(shares), _SPARKS)
     picked = [shares[round(i * (len(shares) - 1) / max(count - 1, 1))] for i in range(count)]

@@ -284,8 +284,8 @@ def test_figures_are_written_one_way() -> None:
         "p<0.001", "p<0.001", "p=0.001", "p=0.050", "p=1.000",
     ]  # fmt: skip
     assert versus(None) == ""
-    assert sparkline([1.0, 0.5, 0.0, math.nan]) == "█▅▁ "
-    assert len(sparkline([0.5] * 63)) == 16
+    assert sparkline((1.0, 0.5, 0.0, math.nan)) == "█▅▁ "
+    assert len(sparkline((0.5,) * 63)) == 16
 
 
 @given(st.text(max_size=40), st.integers(8, 40))
