@@ -149,10 +149,16 @@ class Series:
     @cached_property
     def truncated_rounds(self) -> Ints:
         """Rounds that each row's output needs (`remote_payload.tau.truncate`)."""
-        running = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-        before = 1 + running[:-1] - np.repeat(running[self.offsets[:-1]], self.rounds)
-        needed = before < np.repeat(self.output_tokens, self.rounds)
-        return np.diff(np.concatenate([[0], np.cumsum(needed, dtype=np.int64)])[self.offsets])
+        needed: Ints = self.rounds.copy()
+        some = np.flatnonzero(needed)
+        last = self.lengths[self.offsets[some + 1] - 1].astype(np.int64)
+        # Nearly always the last round is needed and so are all; only the other rows are counted round by round.
+        late = some[1 + self.accepted[some] - last >= self.output_tokens[some]]
+        for row in late.tolist():
+            own = self.lengths[self.offsets[row] : self.offsets[row + 1]]
+            before = 1 + np.cumsum(own, dtype=np.int64) - own
+            needed[row] = int((before < self.output_tokens[row]).sum())
+        return needed
 
     def rounds_longer_than(self, length: int) -> Ints:
         """Rounds of each row that are longer than this."""

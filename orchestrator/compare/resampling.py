@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from orchestrator.compare.columns import Floats, Terms
+    from orchestrator.compare.columns import Floats, Ints, Terms
 
 __all__ = ["MIN_CLUSTERS", "REPLICATES", "Bootstrap", "pooled", "ratio", "swap_p_values"]
 
@@ -33,6 +33,7 @@ _CHUNK = 1 << 20  # elements of one piece of a resampling matrix
 _COLUMNS = 512  # columns resampled at a time
 _EXACT_SINGLE = 1 << 24
 _FAR = 5.0
+_SETTLED = 500  # swaps as extreme, from which p is known to 5 % of itself and surely above 0.04
 
 
 def ratio(num: Floats, den: Floats) -> Floats:
@@ -158,7 +159,7 @@ def swap_p_values(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
     Random swaps cannot tell how small a p below 1 / 10,000 is. There it is that of the normal distribution
     with the swaps' own standard deviation: no more than 1 / 10,001, no less than the least that this many
     clusters can give. Where that is five deviations away no swap is drawn: by Hoeffding's bound less than one in
-    100,000 would be as extreme.
+    100,000 would be as extreme. Where 500 swaps are as extreme before all are drawn, no more are (p is above 0.04 then).
     """
     found: dict[int, float] = {}
     by_shape: dict[tuple[int, ...], list[int]] = {}
@@ -203,28 +204,40 @@ def _swapped(pairs: Sequence[tuple[Terms, Terms]]) -> list[float]:
     ours, theirs = (
         np.stack([np.stack(columns(pair[side])) for pair in pairs]).transpose(1, 2, 0, 3) for side in (0, 1)
     )  # numerator or denominator, dataset, pair, cluster
-    *shape, clusters = ours.shape
+    clusters = ours.shape[-1]
     apart, middle = ours - theirs, ((ours + theirs).sum(axis=-1) / 2)[..., None]
     observed = np.abs(_statistic(apart.sum(axis=-1)[..., None] / 2, middle))
     scale = np.abs(pooled(*middle))
     threshold = observed - 1e-12 * np.where(np.isfinite(scale), scale, 0) - 1e-15
-    flat = apart.reshape(-1, clusters)
-    precision = _precision(flat, np.abs(flat).sum(axis=1).max(initial=0.0))
-    flat = flat.astype(precision)
     exact = clusters <= EXACT_CLUSTERS
-    rows = 1 << clusters if exact else _chunk_rows(clusters)
-    trials = rows if exact else REPLICATES
-    extreme = np.zeros(len(pairs), dtype=np.int64)
-    for number, start in enumerate(range(0, trials, rows)):
-        signs = _signs(clusters, number, min(rows, trials - start)).astype(precision)
-        shift = (flat @ signs.T).astype(np.float64).reshape(*shape, len(signs)) / 2
-        extreme += (~(np.abs(_statistic(shift, middle)) < threshold)).sum(axis=-1)
+    extreme, trials = _count_extreme(apart, middle, threshold, exact)
     if exact:
-        return [count / trials for count in extreme.tolist()]
+        return [float(share) for share in extreme / trials]
     return [
-        (count + 1) / (trials + 1) if count else _tail(_deviations(*pair), clusters)
-        for count, pair in zip(extreme.tolist(), pairs, strict=True)
+        (count + 1) / (tried + 1) if count else _tail(_deviations(*pair), clusters)
+        for count, tried, pair in zip(extreme.tolist(), trials.tolist(), pairs, strict=True)
     ]
+
+
+def _count_extreme(apart: Floats, middle: Floats, threshold: Floats, exact: bool) -> tuple[Ints, Ints]:
+    """How many swaps of each pair are as extreme as a threshold, and how many were made."""
+    *shape, pairs, clusters = apart.shape
+    precision = _precision(apart, np.abs(apart).sum(axis=-1).max(initial=0.0))
+    apart = apart.astype(precision)
+    rows = 1 << clusters if exact else _chunk_rows(clusters)
+    whole = rows if exact else REPLICATES
+    extreme, trials = np.zeros((2, pairs), dtype=np.int64)
+    for number, start in enumerate(range(0, whole, rows)):
+        unsettled = np.flatnonzero(extreme < _SETTLED)
+        if not len(unsettled):
+            break
+        signs = _signs(clusters, number, min(rows, whole - start)).astype(precision)
+        sums = apart[..., unsettled, :].reshape(-1, clusters) @ signs.T
+        shift = sums.astype(np.float64).reshape(*shape, len(unsettled), len(signs)) / 2
+        statistic = np.abs(_statistic(shift, middle[..., unsettled, :]))
+        extreme[unsettled] += (~(statistic < threshold[unsettled])).sum(axis=-1)
+        trials[unsettled] += len(signs)
+    return extreme, trials
 
 
 def _statistic(shift: Floats, middle: Floats) -> Floats:

@@ -116,8 +116,8 @@ def chances_of_best(items: Sequence[Terms], bootstrap: Bootstrap | None = None) 
     replicates = replicates[:, np.isfinite(replicates).all(axis=0)]
     if not replicates.shape[1]:
         return None
-    highest = replicates == replicates.max(axis=0)
-    return [float(share) for share in (highest / highest.sum(axis=0)).mean(axis=1)]
+    highest = (replicates == replicates.max(axis=0)).astype(float)
+    return [float(share) for share in highest @ (1 / highest.sum(axis=0)) / highest.shape[1]]
 
 
 def holm(chances: Sequence[float]) -> list[float]:

@@ -264,6 +264,24 @@ def test_a_p_that_random_swaps_cannot_tell_is_close_to_that_of_every_swap(cluste
     assert exact <= result.p <= min(20 * exact, 4e-4)
 
 
+def test_stopping_early_changes_no_p_by_much_and_none_that_could_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(13)
+    pairs = []
+    for shift in np.linspace(0, 0.008, 24):
+        theirs = terms(rng.integers(90, 110, 600), rng.integers(20, 40, 600))
+        noise = rng.lognormal(-shift, 0.08, 600)
+        pairs.append((terms(theirs.num, np.maximum(1, np.round(theirs.den * noise))), theirs))
+    early = [result.p for result in compare_pairs(pairs)]
+    monkeypatch.setattr(resampling, "_SETTLED", 10**9)
+    full = [result.p for result in compare_pairs(pairs)]
+    assert any(p > 0.3 for p in full)
+    assert any(p < 0.04 for p in full)
+    for ours, theirs in zip(early, full, strict=True):
+        assert ours == theirs if theirs < 0.04 else ours == pytest.approx(theirs, rel=0.2)
+
+
 def test_hundreds_of_comparisons_can_be_decided_after_correction() -> None:
     rng = np.random.default_rng(8)
     theirs = terms(np.full(200, 96), rng.integers(20, 40, 200))
