@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,7 +103,7 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     baseline = _find_baseline(chosen.series, names, wanted)
     by_id = bool(differing & _PAIRED_BY_ID)
     context = Context(metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details)
-    tables = list(_tables(groups, names, context))
+    tables = _tables(groups, names, context)
     blocks = tuple(table.block for table in tables)
     used = {run for one in chosen.series for run in one.runs}
     runs = [run for run in chosen.runs if run.name in used]
@@ -130,16 +132,21 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
 
 def _tables(
     groups: Mapping[float | None, Measurements], names: dict[DrafterKey, DrafterName], context: Context
-) -> Iterable[_Table]:
+) -> list[_Table]:
     """One table a shape and temperature; the first shape has its datasets unasked, for few drafters."""
     present = {Shape.parse(one.key.shape) for group in groups.values() for one in group.series}
     shapes = sorted(present, key=lambda shape: shape.order)
     unasked = context._replace(details=context.details | {"dataset"})
     first = shapes[0] if len({one.text for one in names.values()}) <= FEW_DRAFTERS else None
-    for shape in shapes:
-        for temperature, group in groups.items():
-            if any(one.key.shape == shape.name for one in group.series):
-                yield _table(shape, temperature, group, names, unasked if shape == first else context)
+    wanted = [
+        (shape, temperature, group, names, unasked if shape == first else context)
+        for shape in shapes
+        for temperature, group in groups.items()
+        if any(one.key.shape == shape.name for one in group.series)
+    ]
+    # numpy works outside the interpreter's lock: two tables at once take little longer than one.
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda arguments: _table(*arguments), wanted))
 
 
 def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measurements:

@@ -22,13 +22,14 @@ __all__ = [
     "DIALECT_TERMS",
     "Floats",
     "Ints",
+    "Lengths",
     "Series",
     "SeriesKey",
     "Settings",
     "Shape",
     "Terms",
     "draft_slots",
-    "ragged",
+    "rounds_of",
 ]
 
 Floats = NDArray[np.float64]
@@ -94,13 +95,17 @@ def draft_slots(block_size: int, convention: Mapping[str, Any]) -> int:
     return block_size - 1 + (1 if convention.get("label_offset") == 1 else 0)
 
 
-def ragged(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Returns where the entries of some rows lie, and the offsets of those rows put one after the other."""
-    counts = (offsets[1:] - offsets[:-1])[rows]
+Lengths = NDArray[np.unsignedinteger[Any]]
+
+
+def rounds_of(lengths: Lengths, offsets: Ints, rows: Ints) -> tuple[Lengths, Ints]:
+    """Returns the rounds of some rows, one row after the other, and the offsets at which each row's begin."""
     own = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(counts, out=own[1:])
-    places = np.repeat(offsets[rows] - own[:-1], counts) + np.arange(own[-1])
-    return places, own
+    np.cumsum((offsets[1:] - offsets[:-1])[rows], out=own[1:])
+    if len(rows) and (rows[1:] - rows[:-1] == 1).all():
+        return lengths[offsets[rows[0]] : offsets[rows[-1] + 1]], own
+    places = np.repeat(offsets[rows] - own[:-1], own[1:] - own[:-1]) + np.arange(own[-1])
+    return lengths[places], own
 
 
 class Terms(NamedTuple):
@@ -132,7 +137,7 @@ class Series:
     dataset: Ints
     prompt_tokens: Ints
     output_tokens: Ints
-    lengths: NDArray[np.unsignedinteger[Any]]
+    lengths: Lengths
     offsets: Ints
 
     @cached_property
@@ -195,11 +200,11 @@ class Series:
 
     def rows(self, kept: Ints) -> Series:
         """Returns the series of some of its rows, in their order."""
-        picked, offsets = ragged(self.offsets, kept)
+        lengths, offsets = rounds_of(self.lengths, self.offsets, kept)
         columns = ("unit", "named", "cluster", "dataset", "prompt_tokens", "output_tokens")
         return replace(
             self,
-            lengths=self.lengths[picked],
+            lengths=lengths,
             offsets=offsets,
             **{name: getattr(self, name)[kept] for name in columns},
         )

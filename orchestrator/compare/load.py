@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Ints, Series, SeriesKey, ragged
+from orchestrator.compare.columns import Ints, Series, SeriesKey, rounds_of
 from orchestrator.compare.digest import prepare
 from orchestrator.compare.folder import Run, read_rows, read_run
 from orchestrator.compare.numbering import Numbering, PromptName
@@ -199,15 +199,13 @@ class _Collector:
         tokens = np.concatenate(
             [np.stack([p.table.prompt_tokens[p.rows], p.table.output_tokens[p.rows]]) for p in pieces], axis=1
         )[:, order]
-        cut = [ragged(p.table.offsets, p.rows) for p in pieces]
-        lengths = np.concatenate(
-            [p.table.lengths[places] for p, (places, _) in zip(pieces, cut, strict=True)]
-        )
-        counts = np.concatenate([np.diff(offsets) for _, offsets in cut])
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        cut = [rounds_of(p.table.lengths, p.table.offsets, p.rows) for p in pieces]
+        lengths, offsets = cut[0]
         if len(pieces) > 1:
-            places, offsets = ragged(offsets, order)
-            lengths = lengths[places]
+            lengths = np.concatenate([own for own, _ in cut])
+            counts = np.concatenate([np.diff(own) for _, own in cut])
+            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            lengths, offsets = rounds_of(lengths, offsets, order)
         return Series(
             key, tuple(group.labels), tuple(group.runs), group.slots,
             unit, named, cluster, dataset, tokens[0], tokens[1], lengths, offsets,
@@ -227,11 +225,11 @@ def _alias(run: Run, labels: frozenset[str] | None, taken: Mapping[SeriesKey, _G
 
 def _differing(ours: RunTable, our_rows: Ints, theirs: RunTable, their_rows: Ints) -> int:
     """How many of these rows, pair by pair, have other lengths."""
-    our_places, our_offsets = ragged(ours.offsets, our_rows)
-    their_places, their_offsets = ragged(theirs.offsets, their_rows)
+    our_lengths, our_offsets = rounds_of(ours.lengths, ours.offsets, our_rows)
+    their_lengths, their_offsets = rounds_of(theirs.lengths, theirs.offsets, their_rows)
     same_count = np.diff(our_offsets) == np.diff(their_offsets)
     if same_count.all():
-        unlike = ours.lengths[our_places] != theirs.lengths[their_places]
+        unlike = our_lengths != their_lengths
         rows = np.repeat(np.arange(len(our_rows)), np.diff(our_offsets))
         return len(np.unique(rows[unlike]))
     alike = np.flatnonzero(same_count)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Ints, SeriesKey, Shape, draft_slots, ragged
+from orchestrator.compare.columns import Ints, Lengths, SeriesKey, Shape, draft_slots, rounds_of
 from orchestrator.compare.records import Place, check_record, place_of, series_key
 from remote_payload.protocol import ProtocolError, iter_jsonl
 
@@ -57,7 +57,7 @@ class RunTable:
     item: Ints
     prompt_tokens: Ints
     output_tokens: Ints
-    lengths: np.ndarray
+    lengths: Lengths
     offsets: Ints
     doubles: int = 0
 
@@ -158,16 +158,16 @@ def _tabulate(path: Path, groups: list[_Group], items: list[Item]) -> RunTable:
     kept, doubles = _without_doubles(path, groups, numbers)
     parts: list[Part] = []
     columns: list[Ints] = []
-    lengths: list[np.ndarray] = []
+    lengths: list[Lengths] = []
     counts: list[Ints] = []
     for group, own, rows in zip(groups, numbers, kept, strict=True):
         rows = rows[np.argsort(rank[own[rows, 0]], kind="stable")]
         start = parts[-1].end if parts else 0
         parts.append(Part(group.key, group.label, group.slots, start, start + len(rows)))
         columns.append(np.stack([rank[own[rows, 0]], own[rows, 2], own[rows, 3]]))
-        places, offsets = ragged(_offsets(group.counts), rows)
-        kind = np.uint8 if group.bound <= np.iinfo(np.uint8).max else np.uint16
-        lengths.append(np.frombuffer(group.lengths, dtype=np.uint16)[places].astype(kind))
+        all_lengths = np.frombuffer(group.lengths, dtype=np.uint16)
+        picked, offsets = rounds_of(all_lengths, _offsets(group.counts), rows)
+        lengths.append(picked.astype(np.uint8 if group.bound <= np.iinfo(np.uint8).max else np.uint16))
         counts.append(np.diff(offsets))
     item, prompt_tokens, output_tokens = np.concatenate([np.zeros((3, 0), dtype=np.int64), *columns], axis=1)
     ends = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
