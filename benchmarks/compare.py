@@ -4,7 +4,7 @@ Two records are made, of rows as a job writes them: 200 runs (steps of one train
 prompts and 3 shapes, compared once with no digest there (cold: every row is read) and several times with them
 (warm); and one record of 1,000,000 rows (sampled runs), compared cold. Every figure is of a process of its
 own, the whole command as a person runs it; peak memory is the largest process's, as the kernel counts it.
-Usage: `python -m benchmarks.compare [RUNS] [PROMPTS]`. The last line printed is one line of JSON.
+Usage: `python -m benchmarks.compare [RUNS] [PROMPTS] [ROWS]`. The last line printed is one line of JSON.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def compare(project: Path, names: list[str]) -> tuple[float, int, str]:
     return seconds, usage.ru_maxrss * 1024, printed
 
 
-def measure(runs: int, prompts: int) -> dict[str, Any]:
+def measure(runs: int, prompts: int, large: int) -> dict[str, Any]:
     """Returns the benchmark's record."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name)
@@ -144,7 +144,7 @@ def measure(runs: int, prompts: int) -> dict[str, Any]:
         assert f"step_{200 * (runs - 1):06d}" in cold, "every run is in the table"
         folder = project / "large"
         labels = {f"step_{200 * i:06d}": 2 + i / 10 for i in range(10)}
-        samples = max(1, 1_000_000 // (len(labels) * len(SHAPES) * prompts) + 1)
+        samples = max(1, large // (len(labels) * len(SHAPES) * prompts) + 1)
         large_rows = write_run(folder, labels, prompts, samples)
         large_s, large_bytes, _ = compare(project, [str(folder), "--baseline", next(iter(labels))])
     warm_s = round(statistics.median(seconds for seconds, _, _ in warm), 3)
@@ -179,14 +179,14 @@ def main() -> None:
     """Measures and prints."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     prompts = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
-    record = measure(runs, prompts)
+    record = measure(runs, prompts, int(sys.argv[3]) if len(sys.argv) > 3 else 1_000_000)
     seconds, rows = record["medians_s"], record["rows"]
     print(f"{runs} runs, {rows['runs_200']} rows, cold: {seconds['runs_200_cold_s']:.2f} s (every row read)")
     print(
         f"{runs} runs, {rows['runs_200']} rows, warm: {seconds['runs_200_warm_s']:.2f} s (median of {WARM})"
     )
     print(
-        f"{rows['rows_1e6']} rows in one run, cold: {seconds['rows_1e6_s']:.2f} s, {record['rows_1e6_peak_mb']} MB"
+        f"{rows['rows_1e6']} rows in one run, cold: {seconds['rows_1e6_s']:.2f} s, {record['ratios']['rows_1e6_peak_mb']} MB"
     )
     print(json.dumps(record, sort_keys=True))
 

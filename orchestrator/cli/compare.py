@@ -35,7 +35,7 @@ from orchestrator.cli.compare_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from orchestrator.compare.build import Wanted
     from orchestrator.compare.load import Measurements
@@ -110,6 +110,8 @@ def compare(
     _show(comparison, form, dimensions)
     if rule:
         append_summary(comparison)
+    for said in _missing_dimensions(comparison, dimensions):
+        talk(said, quiet=quiet)
     if not any(
         entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries
     ):
@@ -154,6 +156,22 @@ def _with_samples(
         what = f"no samples have {search!r}" if search else "the runs kept no samples at the same anchors"
         talk(f"no drafts to show: {what}", quiet=quiet)
     return replace(comparison, samples=picked)
+
+
+def _missing_dimensions(comparison: Comparison, dimensions: frozenset[str]) -> Iterable[str]:
+    """Says of what was asked for and is not there why it is not."""
+    entries = [entry for block in comparison.blocks for entry in block.entries]
+    pairs = [
+        versus for entry in entries for versus in (entry.versus_baseline, entry.versus_previous) if versus
+    ]
+    if "step" in dimensions and not comparison.curves:
+        yield "--by step: there are no two steps of one training here (names such as step_100 and step_200)"
+    if "shape" in dimensions and not comparison.budgets:
+        yield "--by shape: there are no draft trees here (`orch eval --shape ddtree:N` measures them)"
+    if "baseline" in dimensions and not any(block.everyone for block in comparison.blocks):
+        yield "--by baseline: there is one drafter only"
+    if "prompt" in dimensions and not pairs:
+        yield "--by prompt: there are no two drafters to set against each other (--baseline NAME)"
 
 
 def _nothing_to_compare(comparison: Comparison) -> str:

@@ -155,6 +155,10 @@ def test_folders_can_be_compared_without_an_inventory(tmp_path: Path) -> None:
     assert "alone" in done.stdout
     assert "one drafter only" in done.stderr
     assert orch(tmp_path, str(folder), "--quiet").stderr == ""
+    missing = orch(tmp_path, str(folder), "--by", "step,shape,baseline,prompt").stderr
+    assert [line.split(":")[0] for line in missing.splitlines() if line.startswith("--by")] == [
+        "--by step", "--by shape", "--by baseline", "--by prompt",
+    ]  # fmt: skip
 
 
 def test_two_forms_at_once_and_an_unknown_dimension_are_usage_errors(project: Path) -> None:
