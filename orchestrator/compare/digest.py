@@ -63,13 +63,14 @@ def read_digest(folder: Path) -> Digest:
     """
     rows = folder / "rows.jsonl"
     try:
-        signature = _signature(rows.stat())
+        found = rows.stat()
+        signature = _signature(found)
     except FileNotFoundError:
         return Digest(parse_rows(rows), sha256_hex(b""), 0)
     kept = _read(folder / NAME)
     if kept is not None and signature is not None and kept.header["signature"] == signature:
         return Digest(kept.table(), kept.header["rows"], kept.header["size"])
-    digest, size = file_sha256(rows), rows.stat().st_size
+    digest, size = file_sha256(rows), found.st_size
     if kept is not None and kept.header["rows"] == digest:
         table, body = kept.table(), kept.body
         if signature is None:
@@ -77,6 +78,8 @@ def read_digest(folder: Path) -> Digest:
     else:
         table = parse_rows(rows)
         body = _body(table)
+    if _identity(rows.stat()) != _identity(found):
+        return read_digest(folder)  # it was pulled again, or grew, meanwhile
     return Digest(table, digest, size, _keep(folder / NAME, table, body, digest, size, signature))
 
 
@@ -105,8 +108,10 @@ def make(folder: Path) -> None:
 
 def _signature(found: stat_result) -> list[int] | None:
     """What tells that a file is the one that it was; None if it changed so lately that nothing can tell."""
-    if abs(time.time_ns() - found.st_ctime_ns) < _SETTLED_NS:
-        return None
+    return None if abs(time.time_ns() - found.st_ctime_ns) < _SETTLED_NS else _identity(found)
+
+
+def _identity(found: stat_result) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 

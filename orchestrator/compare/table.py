@@ -76,6 +76,7 @@ class _Group:
     counts: array[int] = field(default_factory=lambda: array("i"))
 
 
+_LONGEST = 1 << 15
 _IDENTITY = operator.itemgetter("prompt_hash", "turn", "sample", "dataset", "prompt_id")
 
 
@@ -104,7 +105,10 @@ def parse_rows(path: Path) -> RunTable:
             except (TypeError, OverflowError) as error:
                 raise ProtocolError("accept_lengths is not a list of whole numbers") from error
             group.counts.append(len(record["accept_lengths"]))
-            group.numbers.extend((item, unit, record["prompt_tokens"], record["output_tokens"], number))
+            try:
+                group.numbers.extend((item, unit, record["prompt_tokens"], record["output_tokens"], number))
+            except OverflowError as error:
+                raise ProtocolError("prompt_tokens or output_tokens cannot be so large") from error
     except ProtocolError as error:
         text = str(error)
         raise ProtocolError(text if text.startswith(str(path)) else f"{path}:{number}: {text}") from error
@@ -118,6 +122,8 @@ def parse_rows(path: Path) -> RunTable:
 def _new_group(record: Mapping[str, Any]) -> _Group:
     key = series_key(record)
     slots = draft_slots(key.block_size, record["convention"])
+    if slots >= _LONGEST:
+        raise ProtocolError(f"block_size is {key.block_size}; no draft has {_LONGEST} tokens")
     try:
         return _Group(key, record["drafter"], slots, Shape.parse(key.shape).bound(slots))
     except ValueError as error:
@@ -203,12 +209,16 @@ def _without_doubles(path: Path, groups: list[_Group], numbers: list[Ints]) -> t
         if len(np.unique(units)) == len(units):
             continue
         seen: dict[int, tuple[int, int]] = {}
+        offsets = {place: _offsets(groups[place].counts) for place in members}
         rows = sorted((int(numbers[p][row, 4]), p, row) for p in members for row in range(len(numbers[p])))
         dropped: dict[int, set[int]] = {}
         for line, place, row in rows:
             first = seen.setdefault(int(numbers[place][row, 1]), (place, row))
             if first != (place, row):
-                if _lengths(groups[first[0]], first[1]) != _lengths(groups[place], row):
+                old, new = (
+                    groups[p].lengths[offsets[p][r] : offsets[p][r + 1]] for p, r in (first, (place, row))
+                )
+                if old != new:
                     raise ProtocolError(
                         f"{path}:{line}: this measurement is in the run before, with other accept_lengths"
                     )
@@ -217,8 +227,3 @@ def _without_doubles(path: Path, groups: list[_Group], numbers: list[Ints]) -> t
         for place, gone in dropped.items():
             kept[place] = np.setdiff1d(kept[place], np.array(sorted(gone)))
     return kept, doubles
-
-
-def _lengths(group: _Group, row: int) -> list[int]:
-    start = sum(group.counts[:row])
-    return group.lengths[start : start + group.counts[row]].tolist()

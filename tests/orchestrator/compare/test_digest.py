@@ -17,7 +17,7 @@ from orchestrator.compare.load import Source, load
 from orchestrator.compare.report.documents import to_document
 from orchestrator.compare.table import RunTable, parse_rows
 from orchestrator.errors import ResultsError
-from remote_payload.protocol import append_lines, build_manifest, write_json
+from remote_payload.protocol import append_lines, build_manifest, file_sha256, write_json
 from tests.orchestrator.compare.folders import row, rows_of, write_run
 
 LATER_NS = 60_000_000_000
@@ -95,6 +95,25 @@ def test_rows_that_grew_are_read_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(load([Source(run)]).series[0].unit) == 1
     append_lines(run / "rows.jsonl", [row("d", "p2", [4]).to_json()])
     assert len(load([Source(run)]).series[0].unit) == 2
+
+
+def test_rows_that_are_pulled_again_while_they_are_read_are_read_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = write_run(run.parent / "newer", [row("d", "p9", [4])])
+    calls = []
+
+    def parse(path: Path) -> RunTable:
+        calls.append(path)
+        if len(calls) == 1:
+            (newer / "rows.jsonl").replace(path)
+        return parse_rows(path)
+
+    monkeypatch.setattr(digest, "parse_rows", parse)
+    found = read_digest(run)
+    assert len(calls) == 2
+    assert found.sha256 == file_sha256(run / "rows.jsonl")
+    assert found.table.lengths.tolist() == [4]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
