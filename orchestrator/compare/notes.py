@@ -112,7 +112,11 @@ def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
         for entry in block.entries:
             for versus in (entry.versus_baseline, entry.versus_previous):
                 if versus is not None and versus.verdict == "~" and versus.needed is not None:
-                    more.setdefault(_advice(versus), []).append(f"{entry.name} against {versus.against}")
+                    shown = (
+                        f"; these show {_percent(versus.detectable)}" if versus.detectable is not None else ""
+                    )
+                    who = f"{entry.name} against {versus.against}{shown}"
+                    more.setdefault(_advice(versus), []).append(who)
         for advice, who in more.items():
             yield f"~ {block.shape}: {advice} ({', '.join(who)})"
 
@@ -122,6 +126,11 @@ def _advice(versus: Versus) -> str:
     if missing > 0:
         return f"about {_round_up(missing)} more prompts would show a 2 % difference"
     return f"a 2 % difference would show with these {versus.clusters} prompts"
+
+
+def _percent(share: float) -> str:
+    """Two significant digits: `0.36 %`, `12 %`."""
+    return f"{float(format(100 * share, '.2g')):g} %"
 
 
 def _round_up(count: int) -> int:
