@@ -115,8 +115,8 @@ def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
                     shown = (
                         f"; these show {_percent(versus.detectable)}" if versus.detectable is not None else ""
                     )
-                    who = f"{entry.name} against {versus.against}{shown}"
-                    more.setdefault(_advice(versus), []).append(who)
+                    pair = f"{entry.name} against {versus.against}{shown}"
+                    more.setdefault(_advice(versus), []).append(pair)
         for advice, who in more.items():
             yield f"~ {block.shape}: {advice} ({', '.join(who)})"
 
