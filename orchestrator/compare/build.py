@@ -126,7 +126,7 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
         footnotes=footnotes(blocks, chosen, metric),
         warnings=chosen.warnings,
         provenance=provenance,
-        diagnoses=read_diagnoses(runs),
+        diagnoses=read_diagnoses(runs, {one.key.drafter_hash for one in chosen.series}),
     )
 
 

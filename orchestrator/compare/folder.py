@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.digest import Digest, read_digest
 from orchestrator.errors import ResultsError
+from remote_payload.proof import fault
 from remote_payload.protocol import (
     TERMINAL_STATES,
     Job,
@@ -24,7 +25,9 @@ __all__ = ["Run", "read_rows", "read_run"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was."""
+    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was; `differs` is
+    what the run found against its own engines, in a sentence, empty if nothing.
+    """
 
     folder: Path
     job: Job
@@ -32,6 +35,7 @@ class Run:
     complete: bool
     listed: dict[str, Any] | None = None
     """Size and SHA-256 of the rows by the manifest; None without one."""
+    differs: str = ""
 
     @property
     def name(self) -> str:
@@ -59,7 +63,7 @@ def read_run(folder: Path) -> Run:
         listed = _listed(folder, read_json(manifest_file)) if whole else None
     except ProtocolError as error:
         raise ResultsError(str(error), "pull the run again: `orch runs pull RUN`") from error
-    return Run(folder, job, state, whole and state in ("", "done"), listed)
+    return Run(folder, job, state, whole and state in ("", "done"), listed, _differs(folder, job))
 
 
 def read_rows(run: Run) -> Digest:
@@ -85,6 +89,17 @@ def read_rows(run: Run) -> Digest:
         if digest.sha256 != run.listed["sha256"]:
             raise ResultsError(f"{run.folder}: rows.jsonl has another hash than its manifest", again)
     return digest
+
+
+def _differs(folder: Path, job: Job) -> str:
+    """Returns what the summary of a run that decoded live says against it."""
+    if job.engine == "replay" or not (folder / "summary.json").is_file():
+        return ""
+    try:
+        summary = read_json(folder / "summary.json")
+    except ProtocolError:
+        return ""  # `orch runs show` names what is wrong with it; no figure here comes from it
+    return fault(summary) if isinstance(summary, dict) else ""
 
 
 def _last_seen(folder: Path) -> str:

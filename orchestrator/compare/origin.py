@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.compare.folder import read_run
 from orchestrator.compare.model import (
     Diagnosis,
     DrafterProvenance,
@@ -15,15 +16,15 @@ from orchestrator.compare.model import (
 )
 from orchestrator.errors import ResultsError
 from remote_payload.protocol import ProtocolError, State, check_schema, read_json
+from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from orchestrator.compare.folder import Run
 
 __all__ = ["command_line", "differing_origins", "origins", "read_diagnoses"]
 
-DIAGNOSIS_SCHEMA = "orch/diagnose/1"
 _DECODING = (
     "max_new_tokens",
     "temperature",
@@ -70,26 +71,45 @@ def differing_origins(runs: Sequence[RunProvenance]) -> tuple[FieldDifference, .
     return tuple(found)
 
 
-def read_diagnoses(runs: Sequence[Run]) -> tuple[Diagnosis, ...]:
-    """Returns the diagnoses that lie in the runs' folders (`diagnosis.json`).
+def read_diagnoses(runs: Sequence[Run], hashes: Collection[str]) -> tuple[Diagnosis, ...]:
+    """Returns the last diagnosis (`diagnosis.json`) of each of some drafters.
+
+    They are looked for in the folders of the runs and, where those are in the local record, of all runs there:
+    a diagnosis is a run of its own.
+
+    Args:
+        runs: the runs of the comparison.
+        hashes: its drafters.
 
     Raises:
         ResultsError: one is no record of `orch/diagnose/1`.
     """
-    found = []
-    for run in runs:
-        record = _record(run, "diagnosis.json")
-        if record is not None:
-            try:
-                check_schema(record, DIAGNOSIS_SCHEMA, str(run.folder / "diagnosis.json"))
-            except ProtocolError as error:
-                raise ResultsError(str(error), "move the file away, or make the diagnosis again") from error
-            found.append(Diagnosis(run.name, record))
-    return tuple(found)
+    folders = {run.folder: None for run in runs}
+    for record in dict.fromkeys(run.folder.parent for run in runs if (run.folder / "where.json").is_file()):
+        folders.update(dict.fromkeys(path.parent for path in sorted(record.glob("*/diagnosis.json"))))
+    found: dict[str, tuple[float, Diagnosis]] = {}
+    for folder in folders:
+        if (folder / "diagnosis.json").is_file():
+            created, diagnosis = _diagnosis(read_run(folder))
+            if diagnosis.drafter_hash in hashes:
+                old = found.get(diagnosis.drafter_hash)
+                if old is None or old[0] <= created:
+                    found[diagnosis.drafter_hash] = (created, diagnosis)
+    return tuple(diagnosis for _, diagnosis in found.values())
+
+
+def _diagnosis(run: Run) -> tuple[float, Diagnosis]:
+    record = _record(run, "diagnosis.json") or {}
+    try:
+        check_schema(record, DIAGNOSE_SCHEMA, str(run.folder / "diagnosis.json"))
+    except ProtocolError as error:
+        raise ResultsError(str(error), "move the file away, or make the diagnosis again") from error
+    spec = run.job.drafters[0]
+    return run.job.created, Diagnosis(run.name, spec.label, spec.hash, record)
 
 
 def _run(run: Run) -> RunProvenance:
-    job, summary, state = run.job, _record(run, "summary.json") or {}, _state(run)
+    job, summary, state = run.job, _summary(run), _state(run)
     versions = summary.get("versions")
     return RunProvenance(
         name=run.name,
@@ -117,6 +137,13 @@ def _run(run: Run) -> RunProvenance:
             for d in job.drafters
         ),
     )
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    try:
+        return _record(run, "summary.json") or {}
+    except ResultsError:
+        return {}  # `orch runs show` names what is wrong with it; device and versions stay unknown here
 
 
 def _state(run: Run) -> State | None:

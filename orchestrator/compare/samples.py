@@ -116,9 +116,10 @@ def pick_samples(
 
 
 class _Drafter(NamedTuple):
-    """What tells the drafters of one run apart."""
+    """What tells the drafters of one run apart; older records of samples do not tell their engine."""
 
     run: str
+    engine: str | None
     drafter_hash: str
     block_size: int
     convention: str
@@ -130,14 +131,15 @@ def _names(comparison: Comparison) -> dict[_Drafter, str]:
         for entry in block.entries:
             for run in entry.runs:
                 convention = canonical_json(entry.convention)
-                names.setdefault(_Drafter(run, entry.drafter_hash, entry.block_size, convention), entry.name)
+                for engine in (entry.engine, None):
+                    key = _Drafter(run, engine, entry.drafter_hash, entry.block_size, convention)
+                    names.setdefault(key, entry.name)
     return names
 
 
 def _drafter(run: Run, record: Mapping[str, Any]) -> _Drafter:
-    return _Drafter(
-        run.name, record["drafter_hash"], record["block_size"], canonical_json(record["convention"])
-    )
+    convention = canonical_json(record["convention"])
+    return _Drafter(run.name, record.get("engine"), record["drafter_hash"], record["block_size"], convention)
 
 
 def _records(run: Run) -> list[Mapping[str, Any]]:

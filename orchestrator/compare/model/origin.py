@@ -67,7 +67,9 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnosis.json` in a run's folder says: a record of `orch/diagnose/1`, as it was written."""
+    """What a run that diagnosed a drafter says of it: a record of `orch/diagnose/1`, as it was written."""
 
     run: str
+    label: str
+    drafter_hash: str
     record: dict[str, Any]

@@ -92,6 +92,29 @@ def test_a_diagnosis_in_a_runs_folder_comes_along_as_it_is(tmp_path: Path) -> No
     write_json(folder / "diagnosis.json", record)
     (diagnosis,) = compare(load([Source(folder)]), Wanted()).diagnoses
     assert (diagnosis.run, diagnosis.record) == ("run", record)
+    assert (diagnosis.label, diagnosis.drafter_hash) == ("a", drafter_hash("a"))
+
+
+def test_the_last_diagnosis_of_a_drafter_comes_from_the_record_of_runs(tmp_path: Path) -> None:
+    folder = run(tmp_path / "eval", "a", created=5.0)
+    record = {"schema": "orch/diagnose/1", "verdict": "ok"}
+    for name, label, created in (("d1", "a", 9.0), ("d2", "a", 7.0), ("d3", "other", 8.0)):
+        spec = DrafterSpec(label, f"/{label}", drafter_hash(label))
+        other = write_run(tmp_path / name, [], specs=[spec], kind="diagnose", created=created)
+        write_json(other / "diagnosis.json", {**record, "cause": name})
+    assert compare(load([Source(folder)]), Wanted()).diagnoses == (), (
+        "a folder by itself has no record beside it"
+    )
+    (folder / "where.json").write_text("{}")
+    (diagnosis,) = compare(load([Source(folder)]), Wanted()).diagnoses
+    assert (diagnosis.run, diagnosis.record["cause"]) == ("d1", "d1")
+
+
+def test_where_a_summary_cannot_be_read_device_and_versions_are_unknown(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "a")
+    (folder / "summary.json").write_text("{")
+    (origin,) = compare(load([Source(folder)]), Wanted()).provenance.runs
+    assert (origin.device, origin.versions, origin.host) == ("", {}, "ct129")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +122,7 @@ def test_a_diagnosis_in_a_runs_folder_comes_along_as_it_is(tmp_path: Path) -> No
     [
         ("diagnosis.json", '{"schema": "orch/diagnose/9"}', "orch/diagnose/9"),
         ("diagnosis.json", "[]", "not a JSON object"),
-        ("summary.json", "{", "cannot be read"),
+        ("diagnosis.json", "{", "cannot be read"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
