@@ -170,6 +170,15 @@ def test_samples_are_searched_in_any_case(tmp_path: Path, search: str, anchors: 
     assert [s.anchor for s in picked(tmp_path, records, search=search)] == anchors
 
 
+def test_a_sample_is_of_the_engine_that_it_names(tmp_path: Path) -> None:
+    """Both engines in one run: only one of them kept samples, and the records say which."""
+    rows = [one for engine in ("live", "replay") for one in rows_of("a", 2.0, range(6), engine=engine)]
+    record = {**sample_record("a", TRUTH, TRUTH), "engine": "replay"}
+    loaded = load([Source(write_run(tmp_path / "run", rows, samples=[record]))])
+    (sample,) = pick_samples(loaded.runs, compare(loaded, Wanted()), 3)
+    assert [draft.name for draft in sample.drafts] == ["a [replay]"]
+
+
 def test_another_order_is_refused() -> None:
     assert read_order("worst") == "worst"
     with pytest.raises(UsageError, match="--samples-by random: no such order"):
