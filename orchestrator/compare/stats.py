@@ -49,6 +49,7 @@ __all__ = [
     "compare_pairs",
     "estimate_ratios",
     "holm",
+    "lower_quantile",
 ]
 
 LEVEL = 0.95
@@ -195,7 +196,8 @@ def _interval(value: Floats, replicates: Floats, jackknife: Floats) -> Estimate:
     own = math.sqrt((clusters - 1) / clusters * float(((jackknife - jackknife.mean()) ** 2).sum()))
     widening = max(1.0, own / spread) if spread > 0 else 1.0
     tail = normal_cdf(widening * student_quantile((1 - LEVEL) / 2, clusters - 1))
-    low, high = _quantiles((replicates - figure).astype(np.float32), (tail, 1 - tail))
+    around = (replicates - figure).astype(np.float32)
+    low, high = lower_quantile(around, tail, spread), -lower_quantile(-around, tail, spread)
     return Estimate(figure, figure + low, figure + high)
 
 
@@ -204,13 +206,17 @@ def _finite(values: Floats) -> Floats:
     return values if known.all() else values[known]
 
 
-def _quantiles(values: NDArray[np.float32], shares: Sequence[float]) -> list[float]:
-    """`numpy.quantile` (linear between neighbours), quicker: there are thousands of intervals in a comparison."""
-    places = [share * (len(values) - 1) for share in shares]
-    lower = [min(int(place), len(values) - 2) for place in places] if len(values) > 1 else [0] * len(places)
-    step = min(1, len(values) - 1)
-    ordered = np.partition(values, sorted({place + more for place in lower for more in (0, step)}))
-    return [
-        float(ordered[low]) + (place - low) * float(ordered[low + step] - ordered[low])
-        for place, low in zip(places, lower, strict=True)
-    ]
+def lower_quantile(values: NDArray[np.float32], share: float, spread: float) -> float:
+    """`numpy.quantile` (linear between neighbours) of values around 0 with this spread, for a share in the lower tail.
+
+    Only the values below -spread are ordered, where they are enough: there are thousands of intervals in a
+    comparison.
+    """
+    place = share * (len(values) - 1)
+    first = int(place)
+    tail = values[values < -spread]
+    if len(tail) < first + 2:
+        tail = values
+    second = min(first + 1, len(tail) - 1)
+    ordered = np.partition(tail, (first, second))
+    return float(ordered[first]) + (place - first) * float(ordered[second] - ordered[first])

@@ -25,6 +25,7 @@ from orchestrator.compare.stats import (
     compare_pairs,
     estimate_ratios,
     holm,
+    lower_quantile,
 )
 
 VECTORS = Path(__file__).parents[2] / "vectors"
@@ -208,6 +209,15 @@ def test_a_figure_of_zero_is_no_ground_for_a_ratio() -> None:
     assert math.isnan(result.change.value)
     assert result.difference.value > 0
     assert result.p < 0.01
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=80), st.floats(0.0, 0.5))
+def test_a_quantile_of_the_lower_tail_is_numpys(values: list[float], share: float) -> None:
+    data = np.array(values, dtype=np.float32)
+    expected = float(np.quantile(data.astype(float), share))
+    for spread in (0.0, 0.5, float(data.std()), 9.0):
+        assert lower_quantile(data, share, spread) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_same_data_give_the_same_figures_whatever_else_is_asked() -> None:
