@@ -62,7 +62,10 @@ class Wanted:
     are the parts that cost too much to be made unasked (`DETAILS`): each drafter against each other one,
     figures by context length and (but for the first shape) by dataset, intervals of the difference
     beside those of the change, every prompt of each pair; with "temperature" runs of several temperatures
-    stand side by side, compared within each. `arguments` are the words that make `orch compare` show this.
+    stand side by side, compared within each. Intervals by dataset and prompts are of `details_of`
+    drafters of a table at most: the baseline, the last one, and those with the highest figures; figures by
+    context length are there for up to so many drafters (None: any number). `arguments` are the words that
+    make `orch compare` show this.
     """
 
     baseline: str | None = None
@@ -73,6 +76,7 @@ class Wanted:
     metric: str = "tau"
     filters: tuple[str, ...] = ()
     details: frozenset[str] = frozenset()
+    details_of: int | None = None
     arguments: tuple[str, ...] = ()
 
 
@@ -102,7 +106,9 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     names = name_drafters(chosen.series, differing, label)
     baseline = _find_baseline(chosen.series, names, wanted)
     by_id = bool(differing & _PAIRED_BY_ID)
-    context = Context(metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details)
+    context = Context(
+        metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details, wanted.details_of
+    )
     tables = _tables(groups, names, context)
     blocks = tuple(table.block for table in tables)
     used = {run for one in chosen.series for run in one.runs}

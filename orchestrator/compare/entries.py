@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.compare.load import PromptName
     from orchestrator.compare.metrics import Metric
 
-__all__ = ["Context", "Named", "figure_terms", "make_entries", "sum_terms"]
+__all__ = ["Context", "Named", "figure_terms", "make_entries", "sum_terms", "with_details"]
 
 
 class Named(NamedTuple):
@@ -32,7 +32,11 @@ class Named(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What every figure of a comparison is made with. `details` are the costly parts that were asked for."""
+    """What every figure of a comparison is made with. `details` are the costly parts that were asked for.
+
+    `details_of`: how many drafters have intervals by dataset and prompts of each pair, of those that were asked
+    for, and up to how many drafters all have figures by context length; None: all.
+    """
 
     metric: Metric
     pair_by_id: bool
@@ -40,6 +44,7 @@ class Context(NamedTuple):
     prompts: tuple[PromptName, ...]
     baseline: str | None
     details: frozenset[str]
+    details_of: int | None = None
 
 
 class _Part(NamedTuple):
@@ -62,38 +67,43 @@ def make_entries(
         bootstrap: the block's resamples.
     """
     datasets = [_by_dataset(one.series, context) for one in named]
-    contexts = [_by_context(one.series, context) if "context" in context.details else {} for one in named]
+    in_full = with_details("dataset", named, wholes, context)
+    few = context.details_of is None or len(named) <= context.details_of
+    by_context = few and "context" in context.details
+    contexts = [_by_context(one.series, context) if by_context else {} for one in named]
     bootstrap.prepare(wholes)
     figures = estimate_ratios(wholes, bootstrap)
-    wanted = "dataset" in context.details
+    everyone = frozenset(range(len(named)))
     by_dataset = [
         tuple(
             DatasetFigures(context.datasets[number], figure, len(part.terms.num), part.rounds)
             for (number, part), figure in zip(parts.items(), estimates, strict=True)
         )
-        for parts, estimates in zip(datasets, _estimate_parts(datasets, bootstrap, wanted), strict=True)
+        for parts, estimates in zip(datasets, _estimate_parts(datasets, bootstrap, in_full), strict=True)
     ]
-    by_context = [
+    context_figures = [
         tuple(
             ContextFigures(low, 2 * low or 16, figure, len(part.terms.num), part.rounds)
             for (low, part), figure in zip(parts.items(), estimates, strict=True)
         )
-        for parts, estimates in zip(contexts, _estimate_parts(contexts, bootstrap, True), strict=True)
+        for parts, estimates in zip(contexts, _estimate_parts(contexts, bootstrap, everyone), strict=True)
     ]
     return [
         _entry(shape, *whole, context)
-        for whole in zip(named, wholes, figures, by_dataset, by_context, strict=True)
+        for whole in zip(named, wholes, figures, by_dataset, context_figures, strict=True)
     ]
 
 
 def _estimate_parts(
-    parts: Sequence[dict[int, _Part]], bootstrap: Bootstrap, wanted: bool
+    parts: Sequence[dict[int, _Part]], bootstrap: Bootstrap, wanted: frozenset[int]
 ) -> list[list[Estimate]]:
-    """The figure of each part of each series; with intervals if they are wanted."""
-    if not wanted:
-        return [[Estimate(_pooled(part.terms)) for part in own.values()] for own in parts]
-    bootstrap.prepare(part.terms for own in parts for part in own.values())
-    return [estimate_ratios([part.terms for part in own.values()], bootstrap) for own in parts]
+    """The figure of each part of each series; with intervals where they are wanted."""
+    terms = [[part.terms for part in own.values()] for own in parts]
+    bootstrap.prepare(one for place in sorted(wanted) for one in terms[place])
+    return [
+        estimate_ratios(own, bootstrap) if place in wanted else [Estimate(_pooled(one)) for one in own]
+        for place, own in enumerate(terms)
+    ]
 
 
 def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
@@ -173,6 +183,20 @@ def _dataset_mean(series: Series) -> float:
     den = np.bincount(where, series.rounds, len(present))
     ratios = np.divide(num, den, out=np.full(len(present), np.nan), where=den > 0)
     return float(ratios.mean())
+
+
+def with_details(
+    detail: str, named: Sequence[Named], wholes: Sequence[Terms], context: Context
+) -> frozenset[int]:
+    """Returns the places of those who have a detail: all, or the baseline, the last, and the highest figures."""
+    if detail not in context.details:
+        return frozenset()
+
+    def rank(place: int) -> tuple[bool, bool, float]:
+        figure = wholes[place].num.sum() / max(wholes[place].den.sum(), 1.0)
+        return named[place].name != context.baseline, place != len(named) - 1, -float(figure)
+
+    return frozenset(sorted(range(len(named)), key=rank)[: context.details_of])
 
 
 def figure_terms(metric: Metric, series: Series, rows: Ints, clusters: Ints) -> Terms:

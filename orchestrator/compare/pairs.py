@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from orchestrator.compare.columns import Ints, Terms
-from orchestrator.compare.entries import figure_terms
+from orchestrator.compare.entries import figure_terms, with_details
 from orchestrator.compare.model import PromptPair, Versus
 from orchestrator.compare.names import natural_key, step_of
 from orchestrator.compare.stats import Bootstrap, Paired, compare_pairs, holm
@@ -86,7 +86,8 @@ def set_against(
         context: what figures are made with.
         bootstrap: the block's resamples.
     """
-    commons = [_common(pair, named, wholes, context) for pair in pairs]
+    listed = with_details("prompt", named, wholes, context)
+    commons = [_common(pair, named, wholes, context, pair.candidate in listed) for pair in pairs]
     measured = [index for index, common in enumerate(commons) if common is not None]
     sides = [(common.candidate, common.reference) for common in commons if common is not None]
     results = compare_pairs(sides, bootstrap, differences="difference" in context.details)
@@ -141,7 +142,9 @@ def shared_rows(ours: Series, theirs: Series, *, by_id: bool) -> tuple[Ints, Int
     return our_rows, their_rows
 
 
-def _common(pair: Pair, named: Sequence[Named], wholes: Sequence[Terms], context: Context) -> _Common | None:
+def _common(
+    pair: Pair, named: Sequence[Named], wholes: Sequence[Terms], context: Context, list_prompts: bool
+) -> _Common | None:
     ours, theirs = named[pair.candidate].series, named[pair.reference].series
     our_rows, their_rows = shared_rows(ours, theirs, by_id=context.pair_by_id)
     if not len(our_rows):
@@ -154,7 +157,7 @@ def _common(pair: Pair, named: Sequence[Named], wholes: Sequence[Terms], context
         candidate = figure_terms(context.metric, ours, our_rows, clusters)
         reference = figure_terms(context.metric, theirs, their_rows, clusters)
     prompts: tuple[PromptPair, ...] = ()
-    if "prompt" in context.details:
+    if list_prompts:
         prompts = _prompts(ours, theirs, our_rows, their_rows, context)
     return _Common(candidate, reference, prompts)
 
