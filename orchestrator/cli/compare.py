@@ -18,6 +18,7 @@ from orchestrator.cli.compare_options import (
     DialectOption,
     FailIfWorseOption,
     FilterOption,
+    HtmlOption,
     MarkdownOption,
     MetricOption,
     PlainOption,
@@ -46,6 +47,9 @@ __all__ = ["register"]
 
 _DETAILS = {"json": frozenset({"dataset", "difference"}), "markdown": frozenset({"dataset"})}
 """What a form of output shows beyond what was asked for."""
+_PAGE_DETAILS = frozenset({"context", "dataset", "prompt"})
+_PAGE_DETAILS_OF = 12
+"""Drafters of each shape whose details are on a page: it has no room for hundreds."""
 
 
 def register(app: typer.Typer) -> None:
@@ -71,6 +75,7 @@ def compare(
     as_csv: CsvOption = False,
     markdown: MarkdownOption = False,
     plain: PlainOption = False,
+    html: HtmlOption = None,
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
@@ -91,6 +96,7 @@ def compare(
     for note in selection.notes:
         talk(printable(note), quiet=quiet)
     measurements = load(selection.sources)
+    in_full = dimensions | _DETAILS.get(form, frozenset())
     wanted = build.Wanted(
         baseline=baseline,
         default_baseline=default_baseline,
@@ -99,15 +105,19 @@ def compare(
         metric=metric,
         allow=tuple(allow or ()),
         filters=tuple(filters or ()),
-        details=dimensions | _DETAILS.get(form, frozenset()),
+        details=in_full | (_PAGE_DETAILS if html else frozenset()),
+        details_of=_PAGE_DETAILS_OF if html and not in_full & _PAGE_DETAILS else None,
     )
-    wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions))
+    page = (html, search) if html else None
+    wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions, page))
     comparison = build.compare(measurements, wanted)
     if samples:
         comparison = _with_samples(comparison, measurements, samples, samples_by, search, quiet=quiet)
     if rule:
         comparison = replace(comparison, gate=judge(comparison, *rule))
     _show(comparison, form, dimensions)
+    if html:
+        _write_page(html, comparison, measurements, search, quiet=quiet)
     if rule:
         append_summary(comparison)
     for said in _missing_dimensions(comparison, dimensions):
@@ -128,7 +138,9 @@ def _one_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _arguments(selection: Selection, wanted: Wanted, dimensions: frozenset[str]) -> tuple[str, ...]:
+def _arguments(
+    selection: Selection, wanted: Wanted, dimensions: frozenset[str], page: tuple[Path, str] | None
+) -> tuple[str, ...]:
     """The words that show the same comparison again, whatever was evaluated since."""
     options = words_of(
         [
@@ -139,6 +151,8 @@ def _arguments(selection: Selection, wanted: Wanted, dimensions: frozenset[str])
             ("--by", sorted(dimensions)),
             ("--filter", wanted.filters),
             ("--allow", wanted.allow),
+            ("--html", str(page[0]) if page else None),
+            ("--search", page[1] if page and page[1] else None),
         ]
     )
     return (*selection.words(), *options)
@@ -156,6 +170,17 @@ def _with_samples(
         what = f"no samples have {search!r}" if search else "the runs kept no samples at the same anchors"
         talk(f"no drafts to show: {what}", quiet=quiet)
     return replace(comparison, samples=picked)
+
+
+def _write_page(
+    path: Path, comparison: Comparison, measurements: Measurements, search: str, *, quiet: bool
+) -> None:
+    from orchestrator.compare.page.drafts import pick
+    from orchestrator.compare.page.render import write_page
+    from orchestrator.text import human_bytes, printable
+
+    size = write_page(path, comparison, pick(measurements.runs, comparison, search))
+    talk(f"wrote {printable(str(path))}, {human_bytes(size)}: open it in any browser", quiet=quiet)
 
 
 def _missing_dimensions(comparison: Comparison, dimensions: frozenset[str]) -> Iterable[str]:

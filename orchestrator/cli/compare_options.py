@@ -21,6 +21,7 @@ __all__ = [
     "DialectOption",
     "FailIfWorseOption",
     "FilterOption",
+    "HtmlOption",
     "MarkdownOption",
     "MetricOption",
     "PlainOption",
@@ -93,6 +94,15 @@ SearchOption = Annotated[
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Comma-separated values.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        help="Also write a page with charts and drafts: one file, no network.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 PlainOption = Annotated[bool, typer.Option("--plain", help="No colour, no bars: text that diffs.")]
 FailIfWorseOption = Annotated[
     str | None,

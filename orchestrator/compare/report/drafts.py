@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.compare.model import Sample, SampleDraft
 
-__all__ = ["draft_lines"]
+__all__ = ["draft_lines", "visible"]
 
 _NAME = 24
 _TEXT = 64
@@ -34,9 +34,9 @@ def draft_lines(sample: Sample, width: int) -> Iterable[Sequence[Cell]]:
     rows: list[list[Cell]] = [
         [
             cell("  context", "dim"),
-            Cell("…" + clip(_visible(sample.context[-_TEXT:]), _TEXT, end=True), "dim"),
+            Cell("…" + clip(visible(sample.context[-_TEXT:]), _TEXT, end=True), "dim"),
         ],
-        [cell("  target", "dim"), Cell(clip(_visible(sample.truth), _TEXT))],
+        [cell("  target", "dim"), Cell(clip(visible(sample.truth), _TEXT))],
     ]
     yield from align(rows)
     names = [
@@ -55,7 +55,7 @@ def _draft(draft: SampleDraft, room: int) -> Iterable[Cell]:
         accepted = " ".join(map(str, draft.ids[: draft.accepted]))
         rest = " ".join(map(str, draft.ids[draft.accepted :]))
     else:
-        accepted, rest = _visible(draft.accepted_text), _visible(draft.rest_text)
+        accepted, rest = visible(draft.accepted_text), visible(draft.rest_text)
     taken = clip(accepted, room - min(cell_len(clip(rest, room)), room // 2), end=True)
     yield Cell(taken, "bold green")
     yield Cell("│", "dim")
@@ -73,6 +73,6 @@ def _flags(draft: SampleDraft) -> str:
     return flags + ("  worst" if draft.worst else "")
 
 
-def _visible(text: str) -> str:
-    """Spaces that would not be seen, at the ends and in runs, as dots."""
+def visible(text: str) -> str:
+    """Returns the text with the spaces that would not be seen, at its ends and in runs, as dots."""
     return re.sub(r"^ | $| {2,}", lambda match: "·" * len(match.group()), text)
