@@ -7,6 +7,14 @@ missing=""
 [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 command -v rsync >/dev/null || missing="$missing rsync"
+if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then
+    # Ubuntu has Chromium as a snap only; its runners of GitHub have google-chrome.
+    if grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
+        missing="$missing chromium fonts-dejavu-core"
+    else
+        echo "not installed: chromium or google-chrome; the tests that need one are skipped" >&2
+    fi
+fi
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

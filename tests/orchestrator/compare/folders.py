@@ -157,4 +157,4 @@ def sample_record(label: str, draft: Sequence[str], truth: Sequence[str], **chan
 
 
 def _token(text: str) -> int:
-    return int(sha256_hex(text)[:8], 16)
+    return int(sha256_hex(text.encode(errors="surrogatepass"))[:8], 16)
