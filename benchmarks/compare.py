@@ -2,7 +2,7 @@
 
 Two records are made, of rows as a job writes them: 200 runs (steps of one training and its baseline) of 1,000
 prompts and 3 shapes, compared once with no digest there (cold: every row is read) and several times with them
-(warm); and one record of 1,000,000 rows (sampled runs), compared cold. Every figure is of a process of its
+(warm), also with `--html`, which writes a page; and one record of 1,000,000 rows (sampled runs), compared cold. Every figure is of a process of its
 own, the whole command as a person runs it; peak memory is the largest process's, as the kernel counts it.
 Usage: `python -m benchmarks.compare [RUNS] [PROMPTS] [ROWS]`. The last line printed is one line of JSON.
 """
@@ -89,6 +89,7 @@ def write_run(folder: Path, labels: dict[str, float], prompts: int, samples: int
                         record |= {"output_tokens": TOKENS, "seconds": round(len(accepted) * 1e-4, 6)}
                         stream.write(canonical_json(record) + "\n")
                         count += 1
+    write_samples(folder / "samples.jsonl", list(labels), rng)
     job = Job(
         job_id=folder.name,
         payload_hash="p" * 64,
@@ -105,6 +106,27 @@ def write_run(folder: Path, labels: dict[str, float], prompts: int, samples: int
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     write_json(folder / "state.json", State("done").to_json())
     return count
+
+
+def write_samples(path: Path, labels: list[str], rng: np.random.Generator) -> None:
+    """Writes what a run keeps unasked: the drafts of 8 prompts at fixed anchors, and each one's worst round."""
+    with path.open("w", encoding="utf-8") as stream:
+        for label in labels:
+            for prompt in range(8):
+                truth = np.random.default_rng(prompt).integers(0, 9999, TOKENS + BLOCK).tolist()
+                for anchor in (*range(0, TOKENS, 32), 7):
+                    ids = truth[anchor : anchor + BLOCK - 1]
+                    accepted = int(rng.integers(0, BLOCK))
+                    draft = [*ids[:accepted], *rng.integers(0, 99, BLOCK - 1 - accepted).tolist()]
+                    record = {
+                        "schema": "orch/sample/1", "drafter": label, "drafter_hash": sha256_hex(f"drafter {label}"),
+                        "block_size": BLOCK, "convention": {}, "prompt_id": f"prompt-{prompt:05d}",
+                        "prompt_hash": sha256_hex(f"prompt {prompt}"), "dataset": DATASETS[prompt % len(DATASETS)],
+                        "turn": 0, "sample": 0, "anchor": anchor, "worst": anchor == 7, "draft_ids": draft,
+                        "draft_pieces": [f" {token}" for token in draft], "truth_ids": ids,
+                        "truth": " ".join(map(str, ids)), "context": " ".join(map(str, truth[:anchor])),
+                    }  # fmt: skip
+                    stream.write(canonical_json(record) + "\n")
 
 
 def compare(project: Path, names: list[str]) -> tuple[float, int, str]:
@@ -142,15 +164,20 @@ def measure(runs: int, prompts: int, large: int) -> dict[str, Any]:
         warm = [compare(project, names) for _ in range(WARM + 1)][1:]
         assert all(printed == cold for _, _, printed in warm), "a digest must not change a figure"
         assert f"step_{200 * (runs - 1):06d}" in cold, "every run is in the table"
+        paged = [compare(project, [*names, "--html", "page.html"]) for _ in range(WARM)]
+        assert all(printed == cold for _, _, printed in paged), "a page must not change the tables"
+        page_bytes = (project / "page.html").stat().st_size
         folder = project / "large"
         labels = {f"step_{200 * i:06d}": 2 + i / 10 for i in range(10)}
         samples = max(1, large // (len(labels) * len(SHAPES) * prompts) + 1)
         large_rows = write_run(folder, labels, prompts, samples)
         large_s, large_bytes, _ = compare(project, [str(folder), "--baseline", next(iter(labels))])
     warm_s = round(statistics.median(seconds for seconds, _, _ in warm), 3)
+    page_s = round(statistics.median(seconds for seconds, _, _ in paged), 3)
     limited = {
         "runs_200_warm_s": warm_s,
         "runs_200_cold_s": round(cold_s, 3),
+        "runs_200_page_s": page_s,
         "rows_1e6_peak_mb": round(large_bytes / 1e6, 1),
     }
     return {
@@ -159,12 +186,15 @@ def measure(runs: int, prompts: int, large: int) -> dict[str, Any]:
         "medians_s": {
             "runs_200_warm_s": warm_s,
             "runs_200_cold_s": limited["runs_200_cold_s"],
+            "runs_200_page_s": page_s,
             "rows_1e6_s": round(large_s, 3),
         },
         "runs_200_peak_mb": {
             "cold": round(cold_bytes / 1e6, 1),
             "warm": round(max(peak for _, peak, _ in warm) / 1e6, 1),
+            "page": round(max(peak for _, peak, _ in paged) / 1e6, 1),
         },
+        "page_mb": round(page_bytes / 1e6, 2),
         "rows": {"runs_200": rows, "rows_1e6": large_rows},
         "n": WARM,
         "machine": {
@@ -184,6 +214,9 @@ def main() -> None:
     print(f"{runs} runs, {rows['runs_200']} rows, cold: {seconds['runs_200_cold_s']:.2f} s (every row read)")
     print(
         f"{runs} runs, {rows['runs_200']} rows, warm: {seconds['runs_200_warm_s']:.2f} s (median of {WARM})"
+    )
+    print(
+        f"the same with a page of {record['page_mb']} MB: {seconds['runs_200_page_s']:.2f} s (median of {WARM})"
     )
     print(
         f"{rows['rows_1e6']} rows in one run, cold: {seconds['rows_1e6_s']:.2f} s, {record['ratios']['rows_1e6_peak_mb']} MB"
