@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from orchestrator.compare.build import Wanted, compare
+from orchestrator.compare.gate import judge
+from orchestrator.compare.load import Source, load
+from orchestrator.compare.page.drafts import pick
 from orchestrator.compare.page.render import write_page
+from tests.orchestrator.compare.folders import rows_of, write_run
 from tests.orchestrator.compare.hostile import ANSI, HUGE, IMAGE, SCRIPT, comparison_of, write_hostile
 
 CHARTS = ("steps-0", "survival", "conditional", "histogram", "contexts", "forest", "budgets", "pairs")
@@ -235,3 +240,43 @@ def test_a_point_under_the_mouse_says_what_it_is(opened: Opened) -> None:
     tip = page.locator("#steps-0 svg g[aria-label=tip]")
     tip.get_by_text("step_100").wait_for()
     assert opened.said == []
+
+
+@pytest.mark.parametrize(
+    "case", ["one drafter", "no samples, few prompts", "temperatures", "another metric and a gate"]
+)
+def test_a_comparison_that_lacks_parts_is_a_whole_page(case: str, browser: Browser, tmp_path: Path) -> None:
+    details = frozenset({"context", "dataset", "prompt"})
+    rows = rows_of("step_1", 2.0, range(12))
+    wanted = Wanted(details=details)
+    if case == "no samples, few prompts":
+        rows = [*rows_of("a", 2.0, range(3)), *rows_of("b", 2.5, range(3))]
+    elif case == "temperatures":
+        rows = [
+            one for t in (0.0, 0.7) for n in (1, 2) for one in rows_of(f"step_{n}", 2.0 + n, temperature=t)
+        ]
+        wanted = Wanted(details=details | {"temperature"})
+    elif case == "another metric and a gate":
+        rows = [*rows_of("a", 2.0), *rows_of("b", 2.5)]
+        wanted = Wanted("a", metric="accept@2", details=details)
+    loaded = load([Source(write_run(tmp_path / "run", rows))])
+    comparison = compare(loaded, wanted)
+    if case == "another metric and a gate":
+        comparison = replace(comparison, gate=judge(comparison, "fail-if-worse", 0.02))
+    write_page(tmp_path / "page.html", comparison, pick(loaded.runs, comparison))
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((tmp_path / "page.html").as_uri())
+    for place in range(page.locator("#shape option").count()):
+        page.select_option("#shape", index=place)
+        assert page.locator("#survival svg").is_visible()
+    assert "kept no samples" in page.locator("#drafts").inner_text()
+    found = Axe().run(page).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    assert said == []
+    assert page.locator("#steps-0").count() == (1 if case == "temperatures" else 0)
+    assert page.locator("#pairs").count() == (0 if case == "one drafter" else 1)
+    assert ("Passed" in page.locator("header").inner_text()) == (case == "another metric and a gate")
+    page.close()
