@@ -74,7 +74,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("convention", "slug"), WRONG_SETTINGS, ids=[slug for _, slug in WRONG_SETTINGS])
 def test_a_wrong_setting_of_the_harness_is_named(convention: dict[str, Any], slug: str, cache: Path) -> None:
-    found = diagnosed(TINY / "drafter-b8-final", cache, prompts=24, max_new_tokens=64, convention=convention)
+    found = diagnosed(TINY / "drafter-b8-final", cache, prompts=36, convention=convention)
     assert (found["verdict"], found["cause"]) == ("convention", slug), found["sentence"]
     assert found["candidates"][0]["restores"] is True
     assert "published way" in found["sentence"]
