@@ -415,7 +415,10 @@ class Job:
 
 @dataclass(frozen=True)
 class State:
-    """Where a job stands: `state.json`. Times are seconds since the epoch, by the host's clock."""
+    """Where a job stands: `state.json`. Times are seconds since the epoch, by the host's clock.
+
+    `queue_position` is its place in line: 1 is next.
+    """
 
     state: str
     reason: str = ""

@@ -52,6 +52,8 @@ def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
         "last_known_state": run.status(),
         "fault": fault or "",
         "reason": seen.reason if seen else "",
+        "queue_position": seen.state.queue_position if seen and seen.state else None,
+        "gpus": seen.state.gpu_uuids if seen and seen.state else [],
         "created": run.job.created,
         "suite": run.job.suite,
         "target": run.job.target.name,
@@ -114,7 +116,9 @@ def _print_table(described: list[dict[str, Any]]) -> None:
     rows = [["run", "state", "results", "host", "suite", "age", "drafters"]]
     for run in described:
         age = human_seconds(max(0.0, time.time() - run["created"]))
-        rows.append([run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, ""])
+        place = f" ({run['queue_position']})" if run["queue_position"] and run["state"] == "queued" else ""
+        state = f"{run['state']}{place}"
+        rows.append([run["run"], state, run["results"] or "-", run["host"], run["suite"], age, ""])
     room = _WIDTH - sum(max(len(row[column]) for row in rows) + 2 for column in range(6))
     for row, run in zip(rows[1:], described, strict=True):
         row[6] = _some(run["drafters"], max(room, 16))

@@ -66,7 +66,7 @@ class _Narrator:
             self._view.note(f"starting the worker on {seen.handle.host}")
         if state is None or state.state != "queued" or not state.queue_position:
             return
-        text = f"queued on {seen.handle.host}: {state.queue_position} before it"
+        text = f"queued on {seen.handle.host}: {printable(state.reason) or f'place {state.queue_position} in line'}"
         if text != self._state:
             self._state = text
             self._view.note(text)

@@ -49,7 +49,7 @@ class ProcessLauncher:
         handle = Handle(self.host.name, job.job_id, job.payload_hash)
         reply = self._ask(
             handle,
-            ["launch", self.job_dir(job.job_id)],
+            ["launch", self.job_dir(job.job_id), *self._rules()],
             stdin=[json.dumps(header).encode() + b"\n", *files.values()],
             timeout=_LAUNCH_S,
             pinned=True,
@@ -93,7 +93,7 @@ class ProcessLauncher:
 
     def resume(self, handle: Handle) -> State:
         """Starts a job again; see `Launcher.resume`."""
-        words = ["resume", self.job_dir(handle.job_id)]
+        words = ["resume", self.job_dir(handle.job_id), *self._rules()]
         return self._state(self._ask(handle, words, timeout=_LAUNCH_S, pinned=True))
 
     def send(self, handle: Handle, have: Mapping[str, str]) -> Iterator[bytes]:
@@ -110,6 +110,14 @@ class ProcessLauncher:
             )
         except HostFailedError as error:
             raise _explained(error, handle) from error
+
+    def _rules(self) -> list[str]:
+        """Returns how GPUs are shared on the host, as the supervisor's flags."""
+        entry = self.entry
+        words = [] if entry.lock_dir is None else [f"--lock-dir={entry.lock_dir}"]
+        if entry.gpus is not None:
+            words += [f"--gpu={name}" for name in entry.gpus or ("none",)]
+        return words if entry.gpu_free is None else [*words, f"--gpu-free={entry.gpu_free}"]
 
     def _roots(self, handle: Handle, *, pinned: bool) -> list[str]:
         release = f"{self.entry.workdir}/releases/{handle.payload_hash}"

@@ -21,6 +21,7 @@ from remote_payload.supervise import observe as observing
 from remote_payload.supervise.folder import JobFolder, SuperviseError, create, read_request, verdict
 from remote_payload.supervise.run import GRACE_S, run
 from remote_payload.supervise.send import send
+from remote_payload.supervise.slots import HostRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +48,12 @@ def _launch(args: argparse.Namespace, stdin: IO[bytes]) -> dict[str, Any]:
     folder = JobFolder(args.job)
     job, files = read_request(stdin)
     created = create(folder, job, files, stdin)
-    return {**_state_reply(folder, starting.launch(folder)), "created": created}
+    return {**_state_reply(folder, starting.launch(folder, HostRules.from_flags(args))), "created": created}
 
 
 def _resume(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
     folder = JobFolder(args.job)
-    return _state_reply(folder, starting.resume(folder))
+    return _state_reply(folder, starting.resume(folder, HostRules.from_flags(args)))
 
 
 def _observe(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
@@ -93,13 +94,14 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(answer=answer)
         return sub
 
-    command(
-        "launch", _launch, "start a job (its header and files on stdin) unless it was started"
-    ).add_argument("job", type=_path)
-    command("resume", _resume, "start a job that ended early again; its rows stay").add_argument(
-        "job", type=_path
-    )
-    command("run", None, "supervise a job in this process").add_argument("job", type=_path)
+    for name, answer, text in (
+        ("launch", _launch, "start a job (its header and files on stdin) unless it was started"),
+        ("resume", _resume, "start a job that ended early again; its rows stay"),
+        ("run", None, "supervise a job in this process"),
+    ):
+        starting_one = command(name, answer, text)
+        starting_one.add_argument("job", type=_path)
+        HostRules.add_flags(starting_one)
     observe = command("observe", _observe, "tell where jobs stand and what is new since the offsets")
     observe.add_argument("job", type=_path, nargs="+")
     for name in ("events", "log", "rows"):
@@ -136,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(list(argv))
     try:
         if args.command == "run":
-            return run(JobFolder(args.job))
+            return run(JobFolder(args.job), HostRules.from_flags(args))
         if args.command == "send":
             send_job(args.job, dict(args.have), sys.stdout.buffer)
             return 0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from remote_payload.supervise.slots import HostRules
+
 __all__ = ["StoppedError", "job_environment", "launch", "payload_command", "resume"]
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -73,10 +75,10 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _spawn(folder: JobFolder) -> subprocess.Popen[bytes]:
+def _spawn(folder: JobFolder, rules: HostRules) -> subprocess.Popen[bytes]:
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            payload_command("supervise", "run", str(folder.path)),
+            payload_command("supervise", "run", str(folder.path), *rules.to_flags()),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -107,7 +109,7 @@ def _handoff(folder: JobFolder, child: subprocess.Popen[bytes], deadline: float)
     )
 
 
-def _start(folder: JobFolder) -> protocol.State:
+def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts the supervisor and waits for its record; on any other end nothing is left running.
 
     A disk without room is refused first: a job that cannot write its results should not wait for a GPU.
@@ -118,7 +120,7 @@ def _start(folder: JobFolder) -> protocol.State:
     child: subprocess.Popen[bytes] | None = None
     try:
         with _stoppable():
-            child = _spawn(folder)
+            child = _spawn(folder, rules)
             return _handoff(folder, child, time.monotonic() + HANDOFF_S)
     except BaseException:
         reap: Callable[[], object] = child.poll if child else lambda: None
@@ -130,16 +132,16 @@ def _start(folder: JobFolder) -> protocol.State:
         raise
 
 
-def launch(folder: JobFolder) -> protocol.State:
+def launch(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts a job that is in its folder, or returns where it stands if it was started before."""
     with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
         if not held:
             raise SuperviseError("busy", f"another launch of {folder.job_id} has not ended")
         state = folder.state()
-        return state if state is not None else _start(folder)
+        return state if state is not None else _start(folder, rules)
 
 
-def resume(folder: JobFolder) -> protocol.State:
+def resume(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts a job again on its folder: finished rows stay, and what an earlier run left running is ended.
 
     A state that cannot be read is that of a lost job, if nobody holds the job's lock; it is set aside.
@@ -167,4 +169,4 @@ def resume(folder: JobFolder) -> protocol.State:
         if left:
             raise SuperviseError("leftover", f"processes {left} of {folder.job_id} cannot be ended")
         folder.set_broken_state_aside()
-        return _start(folder)
+        return _start(folder, rules)

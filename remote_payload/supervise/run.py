@@ -27,7 +27,7 @@ from remote_payload import protocol
 from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, lock
 from remote_payload.supervise.launch import job_environment, payload_command
-from remote_payload.supervise.slots import Lease, WorkdirLease
+from remote_payload.supervise.slots import HostRules, Lease, LeaseError, LockDirError, lease_for
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -111,10 +111,9 @@ class Supervisor:
         while position := lease.position():
             if self._asked_to_stop():
                 return False
-            if position != self.state.queue_position:
-                self._record(
-                    replace(self.state, queue_position=position, reason=f"{position} before it on this host")
-                )
+            waiting = replace(self.state, queue_position=position, reason=lease.waits_for())
+            if waiting != self.state:
+                self._record(waiting)
             self._heartbeat()
             self.alarm.wait(_LOOK_S)
         return not self._asked_to_stop()
@@ -265,13 +264,15 @@ def _supervisor_fault(error: Exception, folder: JobFolder) -> str:
     """Returns why the supervisor itself could not go on; a file that is in its way is named first."""
     if disk.is_full(error):
         return disk.sentence(folder.path)
+    if isinstance(error, (LeaseError, LockDirError)):
+        return str(error)
     if isinstance(error, OSError) and error.filename:
         return f"supervisor: {os.fsdecode(error.filename)}: {error.strerror}"
     return f"supervisor: {type(error).__name__}: {error}"
 
 
-def run(folder: JobFolder) -> int:
-    """Supervises a job to its end. Returns the supervisor's own exit code."""
+def run(folder: JobFolder, rules: HostRules) -> int:
+    """Supervises a job to its end, by the rules of its host. Returns the supervisor's own exit code."""
     # A job that is resumed right after its end finds the last supervisor on its way out.
     with lock(folder.lock_file, wait=5.0) as held:
         if not held:
@@ -279,7 +280,7 @@ def run(folder: JobFolder) -> int:
         supervisor = Supervisor(folder)
         lease: Lease | None = None
         try:
-            lease = WorkdirLease(folder.path.parent / ".queue", folder.job_id)
+            lease = lease_for(supervisor.job, folder.path, rules)
             final = supervisor.run(lease)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job's record must say that the job failed
             reason = _supervisor_fault(error, folder)

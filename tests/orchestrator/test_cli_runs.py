@@ -135,6 +135,7 @@ def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_mo
         "host": "ct129",
         "suite": "quick",
         "created": time.time(),
+        "queue_position": None,
     }
     run = {"run": "20261130-044552-quick-7c8e79", **about}
     names = [f"step_{n:04d}" for n in range(12)]
@@ -144,6 +145,8 @@ def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_mo
     assert re.search(r"step_0000(, step_\d{4})* \+\d+$", many)
     assert one.endswith("  step_0000")
     assert "step" not in none
+    _print_table([{**run, "state": "queued", "queue_position": 2, "drafters": names}])
+    assert "  queued (2)  " in capsys.readouterr().out
 
 
 def test_a_job_that_was_cancelled_before_it_began_kept_no_rows() -> None:

@@ -96,3 +96,16 @@ def test_on_a_terminal_results_still_go_to_stdout(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "ct129 installed\nct200 installed\n"
     assert sys.stdout is before
     steps.close()
+
+
+def test_the_place_in_line_is_told_in_the_hosts_words_whenever_it_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrator = _Narrator(PlainView(Clock()), 1)
+    for place, reason in ((2, "place 2 in line"), (2, "place 2 in line"), (1, "next in line\x1b[2J")):
+        state = State("queued", reason=reason, queue_position=place)
+        narrator.look(Observation(Handle("ct129", "j", "r"), "queued", state))
+    assert capsys.readouterr().err.splitlines() == [
+        "queued on ct129: place 2 in line",
+        "queued on ct129: next in line\\x1b[2J",
+    ]

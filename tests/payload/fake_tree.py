@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import remote_payload
 from remote_payload import protocol
@@ -45,10 +46,8 @@ def seal(release: Path) -> None:
     protocol.write_json(release / "CHECKED.json", {"stamps": stamps})
 
 
-def job(
-    job_id: str, *tags: str, payload_hash: str = "0" * 64, timeout_s: float | None = None
-) -> protocol.Job:
-    """Returns a job for the fake worker."""
+def job(job_id: str, *tags: str, payload_hash: str = "0" * 64, **more: Any) -> protocol.Job:
+    """Returns a job for the fake worker; `more` are other fields of it."""
     return protocol.Job(
         job_id=job_id,
         payload_hash=payload_hash,
@@ -58,6 +57,6 @@ def job(
         prompts="prompts.jsonl",
         prompts_hash=protocol.sha256_hex(b""),
         tags=list(tags),
-        timeout_s=timeout_s,
         created=1.0,
+        **more,
     )

@@ -3,7 +3,7 @@
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
-100 KiB.
+100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     job = protocol.Job.from_json(protocol.read_json(folder / "job.json"))
     wanted = dict(tag.partition("=")[::2] for tag in job.tags)
     (folder / "worker.pid").write_text(str(os.getpid()), encoding="ascii")
+    began = time.time()
     if "deaf" in wanted:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "fork" in wanted:
@@ -41,6 +42,9 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
     _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
+    if "gpus" in wanted:
+        seen = {"uuids": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
+        protocol.write_json(folder / "gpus.json", seen)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
     if "silent" not in wanted:

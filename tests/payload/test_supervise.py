@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ class Desk:
         header = {"job": job.to_json(), "files": {"prompts.jsonl": len(prompts)}}
         return json.dumps(header).encode() + b"\n" + prompts
 
-    def launch(self, job_id: str, *tags: str, timeout_s: float | None = None) -> dict[str, Any]:
-        job = fake_tree.job(job_id, *tags, timeout_s=timeout_s)
-        return self.ask("launch", self.dir(job_id), stdin=self.request(job))
+    def launch(self, job_id: str, *tags: str, flags: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+        job = fake_tree.job(job_id, *tags, **more)
+        return self.ask("launch", self.dir(job_id), *flags, stdin=self.request(job))
 
     def observe(self, job_id: str, *words: str) -> dict[str, Any]:
         return dict(self.ask("observe", self.dir(job_id), *words)["jobs"][0])
@@ -241,7 +241,7 @@ def test_a_launch_stopped_half_way_leaves_nothing_running_and_can_be_asked_again
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(desk: Desk) -> None:
     (desk.tree / "remote_payload" / "supervise" / "run.py").write_text("")
     (desk.tree / "remote_payload" / "supervise" / "run.py").write_text(
-        "GRACE_S = 1.0\ndef run(folder): raise RuntimeError('no luck')\n"
+        "GRACE_S = 1.0\ndef run(*_): raise RuntimeError('no luck')\n"
     )
     reply = desk.launch("a")
     assert reply["rc"] == 1
@@ -579,7 +579,7 @@ def test_what_is_in_the_supervisors_way_is_named(desk: Desk) -> None:
     desk.jobs.mkdir()
     (desk.jobs / ".queue").write_text("not a folder")
     desk.launch("a")
-    assert desk.until("a", "failed")["reason"] == f"supervisor: {desk.jobs / '.queue'}: File exists"
+    assert desk.until("a", "failed")["reason"] == f"{desk.jobs / '.queue'} is no folder; remove it"
 
 
 BROKEN = ["{garbage", "[]", "null", '{"schema": "orch/state/1", "state": 7}']
