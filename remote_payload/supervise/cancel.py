@@ -7,6 +7,7 @@ not answer does the canceller take the job's lock and write the record in its pl
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 from typing import Any
@@ -39,12 +40,15 @@ def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
 
 
 def _ask_to_stop(folder: JobFolder, grace: float) -> None:
-    """Leaves the request. On a full disk there is none, and the processes are ended without it."""
+    """Leaves the request; on a full disk a signal stands in for it (the supervisor's own grace counts then)."""
     try:
         protocol.write_json(folder.cancel, {"grace": grace})
     except OSError as error:
         if not disk.is_full(error):
             raise
+        state = folder.state() if folder.found() != BROKEN else None
+        if state is not None and state.pid is not None and processes.is_alive(identity(state)):
+            processes.send_signal(state.pid, folder.job_id, signal.SIGINT)
 
 
 def _await_end(folder: JobFolder, grace: float) -> None:

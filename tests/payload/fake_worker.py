@@ -3,7 +3,7 @@
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
-100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran.
+100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran; `hang=N` stops for good before row N, once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
         protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
         sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
-    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
+    hang = int(wanted["hang"]) if "hang" in wanted and not (folder / "hung").exists() else None
+    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted, hang)
     if "gpus" in wanted:
         seen = {"uuids": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
         protocol.write_json(folder / "gpus.json", seen)
@@ -52,11 +53,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _rows(folder: Path, total: int, pause: float, fat: bool) -> None:
+def _hang(folder: Path) -> None:
+    (folder / "hung").touch()
+    time.sleep(600)
+
+
+def _rows(folder: Path, total: int, pause: float, fat: bool, hang: int | None) -> None:
     rows, events = folder / "rows.jsonl", folder / "events.jsonl"
     protocol.trim_torn_line(rows)
     there = sum(1 for _ in protocol.iter_jsonl(rows))
     for index in range(there, total):
+        if index == hang:
+            _hang(folder)
         time.sleep(pause)
         row = {"row": index, "pid": os.getpid(), **({"text": "x" * 100_000} if fat else {})}
         protocol.append_lines(rows, [row])

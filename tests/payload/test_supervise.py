@@ -340,11 +340,65 @@ def test_cancel_ends_a_deaf_worker_and_its_grandchild(desk: Desk) -> None:
     )
 
 
-def test_term_to_the_supervisor_cancels(desk: Desk) -> None:
+def test_int_to_the_supervisor_cancels(desk: Desk) -> None:
     pid = desk.launch("a", "rows=500", "pause=0.1")["state"]["pid"]
     desk.until("a", "running")
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
     assert desk.until("a", "cancelled")["reason"] == "cancelled on request"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_the_system_ends_is_preempted_and_resumes(desk: Desk, number: signal.Signals) -> None:
+    pid = desk.launch("a", "rows=6", "pause=0.2")["state"]["pid"]
+    wait_for(lambda: desk.rows("a"))
+    os.kill(pid, number)
+    assert desk.until("a", "preempted", "cancelled")["reason"].startswith("its supervisor was told to end")
+    wait_for(lambda: processes.tagged("a") == [])
+    manifest = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")
+    assert protocol.verify_manifest(desk.jobs / "a", manifest) == []
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "done")
+    assert [row["row"] for row in desk.rows("a")] == list(range(6))
+
+
+def test_a_job_that_the_system_ends_in_the_queue_is_preempted(desk: Desk) -> None:
+    desk.launch("a", "rows=500", "pause=0.1")
+    desk.until("a", "running")
+    pid = desk.launch("b")["state"]["pid"]
+    wait_for(lambda: desk.state("b").get("queue_position"))
+    os.kill(pid, signal.SIGTERM)
+    assert desk.until("b", "preempted", "cancelled")["state"] == "preempted"
+    desk.ask("cancel", desk.dir("a"), "--grace", "1")
+
+
+def test_a_worker_that_makes_no_progress_is_ended_says_where_it_stood_and_resumes(desk: Desk) -> None:
+    desk.launch("a", "rows=5", "hang=3", "pause=0.1", "deaf", stall_s=1.0)
+    state = desk.until("a", "timeout", "failed", "done")
+    assert state["state"] == "timeout"
+    assert state["reason"].startswith("made no progress for 1 s (last step: drafts d)")
+    assert state["signal"] == "SIGABRT"
+    assert "in _hang" in (desk.jobs / "a" / "worker.log").read_text()
+    assert len(desk.rows("a")) == 3
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "done")
+    assert [row["row"] for row in desk.rows("a")] == list(range(5))
+
+
+def test_a_slow_worker_that_makes_progress_is_left_alone(desk: Desk) -> None:
+    desk.launch("a", "rows=5", "pause=0.6", stall_s=1.5)
+    assert desk.until("a", "timeout", "failed", "done")["state"] == "done"
+
+
+def test_a_timed_out_job_resumes(desk: Desk) -> None:
+    desk.launch("a", "rows=8", "pause=0.2", timeout_s=1.0)
+    desk.until("a", "timeout")
+    kept = len(desk.rows("a"))
+    assert kept
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "timeout", "done")
+    rows = [row["row"] for row in desk.rows("a")]
+    assert rows == list(range(len(rows)))
+    assert len(rows) > kept
 
 
 def test_cancelling_a_finished_job_says_so_and_changes_nothing(desk: Desk) -> None:
@@ -537,6 +591,19 @@ def test_a_disk_that_fills_up_under_a_job_is_its_recorded_end_and_it_resumes(sma
     assert [row["row"] for row in desk.rows("a")] == list(range(6))
     assert desk.rows("a")[: len(kept)] == kept
     assert not (desk.jobs / "a" / ".reserve").exists()
+
+
+def test_a_cancel_on_a_full_disk_is_a_cancel(small_desk: Desk) -> None:
+    desk = small_desk
+    desk.launch("a", "hang=0")
+    wait_for(lambda: (desk.jobs / "a" / "hung").exists())
+    filler = fill(desk.jobs)
+    began = time.monotonic()
+    reply = desk.ask("cancel", desk.dir("a"), "--grace", "1")
+    filler.unlink()
+    assert reply["state"]["state"] == "cancelled", reply
+    assert reply["left"] == []
+    assert time.monotonic() - began < 12
 
 
 def test_a_launch_on_a_full_disk_names_it_and_leaves_no_process(small_desk: Desk) -> None:
