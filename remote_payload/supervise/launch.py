@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_payload import protocol
-from remote_payload.supervise import disk, processes
+from remote_payload.supervise import disk, processes, scope
 from remote_payload.supervise.folder import BROKEN, RESUMABLE, JobFolder, SuperviseError, lock
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ def _stoppable() -> Iterator[None]:
 def _spawn(folder: JobFolder, rules: HostRules) -> subprocess.Popen[bytes]:
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            payload_command("supervise", "run", str(folder.path), *rules.to_flags()),
+            [
+                *scope.own_scope(folder.job_id),
+                *payload_command("supervise", "run", str(folder.path), *rules.to_flags()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -116,6 +119,8 @@ def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
     """
     disk.reserve(folder.path)
     disk.ask_for_room(folder.path)
+    if short_lived := scope.warning():
+        protocol.append_lines(folder.events, [protocol.Event("note", message=short_lived).to_json()])
     before = folder.state_file.read_bytes() if folder.state_file.exists() else None
     child: subprocess.Popen[bytes] | None = None
     try:
