@@ -18,6 +18,7 @@ from remote_payload.protocol import ProtocolError, State
 from remote_payload.supervise import cancel as ending
 from remote_payload.supervise import launch as starting
 from remote_payload.supervise import observe as observing
+from remote_payload.supervise import shelf
 from remote_payload.supervise.folder import JobFolder, SuperviseError, create, read_request, verdict
 from remote_payload.supervise.run import GRACE_S, run
 from remote_payload.supervise.send import send
@@ -73,11 +74,19 @@ def _cancel(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
 
 
 def _list(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
-    return {"now": time.time(), "jobs": observing.listing(args.jobs)}
+    return {"now": time.time(), "jobs": shelf.listing(args.jobs, sizes=args.sizes)}
 
 
-def _have(text: str) -> tuple[str, str]:
-    name, _, digest = text.partition("=")
+def _describe(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
+    return shelf.describe(JobFolder(args.job))
+
+
+def _prune(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
+    return {"jobs": shelf.prune(args.jobs, args.job)}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, digest = text.rpartition("=")
     return name, digest
 
 
@@ -110,10 +119,20 @@ def _parser() -> argparse.ArgumentParser:
     cancel = command("cancel", _cancel, "end a job and prove that nothing of it is left")
     cancel.add_argument("job", type=_path)
     cancel.add_argument("--grace", type=float, default=GRACE_S)
-    command("list", _list, "tell where all jobs of a work folder stand").add_argument("jobs", type=_path)
+    listing = command("list", _list, "tell where all jobs of a work folder stand")
+    listing.add_argument("jobs", type=_path)
+    listing.add_argument("--sizes", action="store_true", help="what each takes on the disk, too")
+    command("describe", _describe, "tell all that a client needs to come back to a job").add_argument(
+        "job", type=_path
+    )
+    pruning = command(
+        "prune", _prune, "remove jobs that have ended, if their end is still the one that was seen"
+    )
+    pruning.add_argument("jobs", type=_path)
+    pruning.add_argument("--job", type=_pair, action="append", default=[], metavar="ID=MARK")
     sending = command("send", None, "write a job's results to stdout as one stream")
     sending.add_argument("job", type=_path)
-    sending.add_argument("--have", type=_have, action="append", default=[], metavar="NAME=SHA256")
+    sending.add_argument("--have", type=_pair, action="append", default=[], metavar="NAME=SHA256")
     return parser
 
 

@@ -86,6 +86,7 @@ class Desk:
         self.root = root
         self.workdir = root / "host" / "orch"
         fake_tree.seal(fake_tree.build(self.workdir / "releases" / RELEASE))
+        (self.workdir / "current").symlink_to(f"releases/{RELEASE}")
         self.host = FaultyHost(LocalHost("box", root / "host"))
         import sys
 

@@ -109,3 +109,20 @@ def test_the_place_in_line_is_told_in_the_hosts_words_whenever_it_changes(
         "queued on ct129: place 2 in line",
         "queued on ct129: next in line\\x1b[2J",
     ]
+
+
+def test_a_supervisor_without_a_sign_of_life_is_told_once_by_the_hosts_clock(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrator = _Narrator(PlainView(Clock()), 1)
+    handle = Handle("ct129", "j", "r")
+    for now, heartbeat in ((100.0, 95.0), (200.0, 95.0), (230.0, 95.0), (232.0, 231.0), (300.0, 231.0)):
+        narrator.look(Observation(handle, "running", State("running", heartbeat=heartbeat), now=now))
+    narrator.look(Observation(handle, "done", State("done", heartbeat=1.0), now=999.0))
+    told = [line for line in capsys.readouterr().err.splitlines() if "no sign" in line]
+    assert told == [
+        "the job's supervisor on ct129 lives but has given no sign for 1 min 45 s; it may be stopped, or its disk "
+        "may hang",
+        "the job's supervisor on ct129 lives but has given no sign for 1 min 09 s; it may be stopped, or its disk "
+        "may hang",
+    ]
