@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -120,9 +121,4 @@ def test_a_supervisor_without_a_sign_of_life_is_told_once_by_the_hosts_clock(
         narrator.look(Observation(handle, "running", State("running", heartbeat=heartbeat), now=now))
     narrator.look(Observation(handle, "done", State("done", heartbeat=1.0), now=999.0))
     told = [line for line in capsys.readouterr().err.splitlines() if "no sign" in line]
-    assert told == [
-        "the job's supervisor on ct129 lives but has given no sign for 1 min 45 s; it may be stopped, or its disk "
-        "may hang",
-        "the job's supervisor on ct129 lives but has given no sign for 1 min 09 s; it may be stopped, or its disk "
-        "may hang",
-    ]
+    assert [re.findall(r"no sign for (.*?);", line) for line in told] == [["1 min 45 s"], ["1 min 09 s"]]
