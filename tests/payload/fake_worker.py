@@ -3,7 +3,8 @@
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
-100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran; `hang=N` stops for good before row N, once.
+100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran; `hang=N` stops for good before row N, once;
+`tail=S` takes S seconds from the last row to the summary.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
         return 10
     hang = int(wanted["hang"]) if "hang" in wanted and not (folder / "hung").exists() else None
     _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted, hang)
+    time.sleep(float(wanted.get("tail", 0)))
     if "gpus" in wanted:
         seen = {"uuids": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
         protocol.write_json(folder / "gpus.json", seen)

@@ -1,0 +1,83 @@
+"""`make faults`: lets faults loose on jobs, counts what they cost, and writes docs/reliability.md.
+
+`python -m tests.faults [--seed N] [--times N] [--fault NAME]… [--write] [--json]`. Some faults need root on Linux (they
+mount) and a C compiler; then this program runs itself in a mount namespace of its own. Exit code 1: something was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults.faults import FAULTS
+from tests.faults.play import Report, play
+from tests.faults.table import document, rows
+
+_INSIDE = "ORCH_FAULTS_INSIDE"
+_TRIES = 4
+"""How many scenarios may miss for one that hits: a moment can come too late."""
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+
+
+def _in_a_namespace() -> None:
+    """Runs this program again where its mounts are its own."""
+    if os.environ.get(_INSIDE) or not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return
+    argv = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.faults"]
+    os.execvpe(argv[0], [*argv, *sys.argv[1:]], {**os.environ, _INSIDE: "1"})  # noqa: S606 - no shell is the point
+
+
+def _inject(name: str, times: int, seed: int) -> list[Report]:
+    """Plays scenarios of a fault until it has hit `times` times, in as many phases as it has."""
+    reports: list[Report] = []
+    index = 0
+    while sum(bool(report.phase) for report in reports) < times and index < _TRIES * times:
+        report = play(FAULTS[name], seed, index)
+        reports.append(report)
+        _tell(report)
+        index += 1
+    return reports
+
+
+def _tell(report: Report) -> None:
+    hit = f"at {report.phase}" if report.phase else "missed"
+    sys.stderr.write(f"{report.fault} {report.index}: {hit}{'' if report.sound else '  FAILED'}\n")
+    for text in [*report.lost_results, *report.orphans, *report.wrong_verdicts]:
+        sys.stderr.write(f"  {text}\n")
+    if not report.sound:
+        for text in report.said:
+            sys.stderr.write(f"    it said: {text}\n")
+
+
+def main() -> int:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
+    parser.add_argument("--times", type=int, default=20, help="injections of each fault")
+    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only these")
+    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    parser.add_argument("--json", action="store_true", help="the reports on stdout")
+    args = parser.parse_args()
+    _in_a_namespace()
+    began = time.monotonic()
+    names = args.fault or list(FAULTS)
+    reports = [report for name in names for report in _inject(name, args.times, args.seed)]
+    took = time.monotonic() - began
+    page = document(rows(reports), seed=args.seed, seconds=took)
+    if args.json:
+        sys.stdout.write(json.dumps([asdict(report) for report in reports]) + "\n")
+    else:
+        sys.stdout.write(page)
+    if args.write:
+        _PAGE.write_text(page, encoding="utf-8")
+    hit = {name: sum(bool(r.phase) for r in reports if r.fault == name) for name in names}
+    return 0 if all(r.sound for r in reports) and all(n >= args.times for n in hit.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""One scenario: two jobs on a host with one GPU, one fault at a random moment, and what a person would do about it.
+
+What always holds: a scenario is settled by its seed, as far as two computers' timing is; what came of it is judged by
+what lies on the disks and what runs at the end, never by what the code under test says of itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.errors import OrchError, ResultsError
+from orchestrator.launch import RESUMABLE, Cursor, Observation
+from remote_payload import protocol
+from remote_payload.supervise import processes
+from remote_payload.supervise.lockdir import LockDir
+from tests.faults.faults import ClientProcess, Fault
+from tests.faults.world import Case, World
+
+__all__ = ["Report", "play"]
+
+_PATIENCE_S = 90.0
+_REFUSALS = 20
+_FORKS = 0.2
+"""The share of jobs whose worker leaves a child in a session of its own, which ignores TERM."""
+_WITHIN_S = {"launch": 0.2, "end": 0.2, "follow": 1.0, "pull": 0.25}
+"""How long after a phase began a fault may strike, in seconds; else 0.3."""
+
+
+@dataclass
+class Report:
+    """What one scenario came to. `phase` is where the fault hit; empty if it came too late to count."""
+
+    fault: str
+    index: int
+    phase: str = ""
+    lost_results: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    wrong_verdicts: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost_results or self.orphans or self.wrong_verdicts)
+
+
+def play(fault: Fault, seed: int, index: int, phase: str | None = None) -> Report:
+    """Plays a scenario and judges it. Its phase is the fault's next one unless it is given."""
+    rng = random.Random(f"{seed}/{fault.name}/{index}")  # noqa: S311 - chance, not secrets
+    report = Report(fault.name, index)
+    wanted = phase or fault.phases[(seed + index + len(fault.name)) % len(fault.phases)]
+    world = fault.world(Path(tempfile.mkdtemp(prefix="orch-fault-")))
+    try:
+        _scenario(world, fault, wanted, rng, report)
+    finally:
+        report.orphans += [f"pid {pid} was left at the end" for pid in world.close()]
+    return report
+
+
+def _scenario(world: World, fault: Fault, wanted: str, rng: random.Random, report: Report) -> None:
+    fault.before(world)
+    struck, other = (
+        world.case(rng.randint(4, 9), rng.uniform(0.03, 0.12), *(["fork"] if rng.random() < _FORKS else []))
+        for _ in range(2)
+    )
+    cases = [struck, other]
+    # Only a job that comes second waits in line.
+    order = [other, struck] if wanted == "queue" else [struck, other]
+    client: ClientProcess | None = None
+    striker = threading.Thread(target=lambda: None)
+    for case in order:
+        if case is struck:
+            client = ClientProcess(world, case) if fault.by_process else None
+            striker = _Striker(world, fault, wanted, cases, client, rng, report)
+            striker.start()
+        if case is other or client is None:
+            _submit(case, report)
+    judges = [_Verdicts(case, fault, case is struck or fault.bystanders, report) for case in cases]
+    while striker.is_alive():  # a person watches meanwhile
+        for judge in judges:
+            judge.look()
+    if client is not None:
+        client.wait()
+    fault.after(world, rng)
+    for judge in judges:
+        _to_the_end(world, judge, report)
+    for case in cases:
+        _judge(world, case, report)
+    _judge_locks(world, report)
+
+
+def _submit(case: Case, report: Report) -> None:
+    """Submits a job; what a fault makes of it is settled later, by asking again."""
+    try:
+        case.attached.submit()
+    except OrchError as error:
+        report.said.append(error.message)
+
+
+class _Striker(threading.Thread):
+    """Waits for the phase, then for a moment, and strikes."""
+
+    def __init__(
+        self,
+        world: World,
+        fault: Fault,
+        wanted: str,
+        cases: list[Case],
+        client: ClientProcess | None,
+        rng: random.Random,
+        report: Report,
+    ) -> None:
+        super().__init__(daemon=True)
+        self._world, self._fault, self._wanted, self._cases = world, fault, wanted, cases
+        self._client, self._rng, self._report = client, rng, report
+        self._moment = rng.uniform(0.0, _WITHIN_S.get(wanted, 0.3))
+
+    def _phase(self) -> str:
+        return self._client.phase() if self._client else self._world.phase(self._cases[0])
+
+    def run(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while (now := self._phase()) != "over" and time.monotonic() < deadline:
+            if now == self._wanted and self._fault.ready(self._world, self._cases[0]):
+                break
+            time.sleep(0.005)
+        time.sleep(self._moment)
+        for case in self._cases:
+            case.kept = self._world.rows(case)
+        at = self._phase()
+        pid = self._client.pid if self._client else 0
+        if at != "over" and self._fault.strike(self._world, self._cases, self._rng, pid):
+            self._report.phase = at
+
+
+class _Verdicts:
+    """What is said of a job, held against what the fault explains."""
+
+    def __init__(self, case: Case, fault: Fault, may_fall: bool, report: Report) -> None:
+        self.case, self._fault, self._may_fall, self._report = case, fault, may_fall, report
+
+    def look(self) -> None:
+        """Looks once and changes nothing."""
+        try:
+            self.judge(self.case.attached.look(Cursor(log=-1)))
+        except OrchError as error:
+            self._report.said.append(error.message)
+
+    def judge(self, seen: Observation) -> None:
+        """Notes a verdict that says that the job has ended early."""
+        if seen.verdict not in RESUMABLE:
+            return
+        reason = f"{seen.state.reason if seen.state else ''} {seen.fault}".strip()
+        self._report.said.append(f"{seen.verdict}: {reason}")
+        expected = self._fault.verdicts.get(seen.verdict) if self._may_fall else None
+        if expected is None:
+            self._report.wrong_verdicts.append(f"{self.case.job_id} was {seen.verdict}: {reason}")
+        elif expected not in reason:
+            self._report.wrong_verdicts.append(
+                f"{self.case.job_id}: the reason does not name the fault: {reason}"
+            )
+
+
+def _to_the_end(world: World, verdicts: _Verdicts, report: Report) -> None:
+    """Does what a person does: look, resume what ended early, until the job is done; then pull."""
+    case = verdicts.case
+    deadline = time.monotonic() + _PATIENCE_S
+    refusals = 0
+    while time.monotonic() < deadline:
+        try:
+            seen = case.attached.settle()
+            verdicts.judge(seen)
+            if seen.verdict == "done":
+                break
+            if seen.verdict in RESUMABLE:
+                case.attached.resume()
+        except OrchError as error:
+            report.said.append(error.message)
+            refusals += 1
+            if refusals > _REFUSALS:
+                report.wrong_verdicts.append(f"{case.job_id} could not be gone on with: {error.message}")
+                return
+        time.sleep(0.1)
+    else:
+        report.wrong_verdicts.append(f"{case.job_id} was never done: {world.desk.state(case.job_id)}")
+        return
+    try:
+        case.attached.pull()
+    except ResultsError as error:
+        report.lost_results.append(f"{case.job_id}: {error.message}")
+
+
+def _judge(world: World, case: Case, report: Report) -> None:
+    """Compares what lies there with what has to."""
+    rows = world.rows(case)
+    numbers = [row["row"] for row in rows]
+    if numbers != list(range(case.total)):
+        report.lost_results.append(f"{case.job_id} has rows {numbers}, not 0 to {case.total - 1} once each")
+    if rows[: len(case.kept)] != case.kept:
+        report.lost_results.append(
+            f"{case.job_id}: a row that was durable before the fault is another one now"
+        )
+    writers = [row["pid"] for row in rows]
+    if len(set(writers)) != 1 + sum(one != two for one, two in itertools.pairwise(writers)):
+        report.wrong_verdicts.append(f"{case.job_id}: two workers wrote at once: {writers}")
+    folder = world.folder(case)
+    manifest = protocol.read_json(folder / "MANIFEST.json") if (folder / "MANIFEST.json").exists() else None
+    wrong = ["there is no manifest"] if manifest is None else protocol.verify_manifest(folder, manifest)
+    report.lost_results += [f"{case.job_id} on the host: {text}" for text in wrong]
+    here = case.attached.run.path
+    if manifest is not None and case.attached.run.pulled() is not None:
+        report.lost_results += [f"{case.job_id} here: {t}" for t in protocol.verify_manifest(here, manifest)]
+    deadline = time.monotonic() + 10
+    while (left := processes.tagged(case.job_id)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    report.orphans += [f"{case.job_id}: pid {pid} lives on" for pid in left]
+
+
+def _judge_locks(world: World, report: Report) -> None:
+    """No GPU is taken and nobody is in line, once all jobs have ended."""
+    folder = LockDir(world.root / "locks", shared=True)
+    if folder.line():
+        report.orphans.append(f"still in line: {folder.line()}")
+    if folder.holder(world.smi.uuids[0]) is not None:
+        report.orphans.append("the GPU is still taken")
+    folder.close()
