@@ -71,7 +71,11 @@ class Gpu:
         if enough is None and self.users:
             return "is used by others"
         least = MUCH_FREE if enough is None else enough
-        return "has too little memory free" if self.free is not None and self.free < least else ""
+        return (
+            f"has less than {least:.0%} of its memory free"
+            if self.free is not None and self.free < least
+            else ""
+        )
 
 
 def look() -> list[Gpu] | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from remote_payload.protocol import Job
 
-__all__ = ["HostRules", "Lease", "LeaseError", "LockDirError", "WorkdirLease", "lease_for"]
+__all__ = ["HostRules", "Lease", "LeaseError", "LockDirError", "WorkdirLease", "gpu_lease", "lease_for"]
 
 _NO_GPU = "none"
 _HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
@@ -142,21 +142,30 @@ def lease_for(job: Job, job_folder: Path, rules: HostRules) -> Lease:
     Raises:
         LeaseError, LockDirError, OSError: there is none.
     """
-    queue = job_folder.parent / ".queue"
+    lease, environment = gpu_lease(job, rules)
+    return lease or WorkdirLease(job_folder.parent / ".queue", job.job_id, environment=environment)
+
+
+def gpu_lease(job: Job, rules: HostRules) -> tuple[GpuLease | None, Mapping[str, str]]:
+    """Returns a job's place in the line for GPUs, or None and what a worker that gets none must see.
+
+    Raises:
+        LeaseError, LockDirError, OSError: it cannot have what it asks for.
+    """
     if job.device == "cpu":
-        return WorkdirLease(queue, job.job_id, environment=_HIDDEN)
+        return None, _HIDDEN
     found = _look(job)
     if rules.gpus and not found:
         what = "nvidia-smi is not on this host's PATH" if found is None else "nvidia-smi finds none"
         raise LeaseError(f"the inventory's `gpus` names GPUs of this host, and {what}")
     usable = gpus.allowed(found or [], rules.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not usable and job.device == "auto" and not job.gpus:
-        return WorkdirLease(queue, job.job_id, environment=_HIDDEN if found else {})
+        return None, _HIDDEN if found else {}
     if found is None:  # GPUs that nvidia-smi does not know: the worker counts those that it sees
-        return WorkdirLease(queue, job.job_id)
+        return None, {}
     want = gpus.wanted(job, usable, rules.gpu_free)
     locks = LockDir(Path(os.path.expanduser(rules.lock_dir)), shared=True)  # noqa: PTH111 - an unknown ~user stays
-    return GpuLease(locks, gpus.introduction(job, _user()), want)
+    return GpuLease(locks, gpus.introduction(job, _user()), want), {}
 
 
 def _look(job: Job) -> list[nvidia.Gpu] | None:

@@ -99,7 +99,7 @@ def test_gpus_that_others_use_are_left_alone_and_looked_at_less_and_less(room: R
     assert room.looks == 3
     assert (
         lease.waits_for()
-        == "next in line for 2 GPUs (GPU 0 is used by others; GPU 1 has too little memory free)"
+        == "next in line for 2 GPUs (GPU 0 is used by others; GPU 1 has less than 90% of its memory free)"
     )
     assert LockDir(room.path, shared=True).holder("GPU-2a2") is None
     room.now, room.seen = 100.0, list(GPUS)

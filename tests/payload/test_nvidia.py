@@ -27,13 +27,13 @@ def test_gpus_are_read_with_their_users(smi: FakeSmi) -> None:
     assert used.occupied(None) == "is used by others"
     assert used.free == pytest.approx(1 - 70000 / 81559)
     assert used.occupied(0.1) == ""
-    assert used.occupied(0.2) == "has too little memory free"
+    assert used.occupied(0.2) == "has less than 20% of its memory free"
 
 
 def test_memory_in_use_by_processes_that_cannot_be_seen_counts(smi: FakeSmi) -> None:
     smi.gpus[0][3] = 30000
     smi.write()
-    assert (nvidia.look() or [])[0].occupied(None) == "has too little memory free"
+    assert (nvidia.look() or [])[0].occupied(None) == "has less than 90% of its memory free"
 
 
 def test_a_driver_that_does_not_count_memory_leaves_the_processes(smi: FakeSmi) -> None:
