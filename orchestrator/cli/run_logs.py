@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.runs.attached import AttachedRun
 
-__all__ = ["RunArgument", "logs", "opened_run"]
+__all__ = ["RecordedRunArgument", "RunArgument", "logs", "opened_run"]
 
 LOG_SCHEMA = "orch/log/1"
 
@@ -26,6 +26,12 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         help="A run's id, the start of it, its label, last, or HOST:ID.", metavar="RUN", show_default=False
+    ),
+]
+RecordedRunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's id, the start of it, its label, or: last.", metavar="RUN", show_default=False
     ),
 ]
 

@@ -11,7 +11,7 @@ from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, em
 from orchestrator.cli.ending import stop_code
 from orchestrator.cli.prune import prune
 from orchestrator.cli.run_list import ls
-from orchestrator.cli.run_logs import RunArgument, logs, opened_run
+from orchestrator.cli.run_logs import RecordedRunArgument, RunArgument, logs, opened_run
 from orchestrator.cli.run_records import RUN_SCHEMA, describe, emit_run
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="runs")
 
 
-def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+def show(name: RecordedRunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
     """Show what the record says of a run, and its figures if they were pulled."""
     from orchestrator.cli.watching import print_figures
     from orchestrator.evaluation.outcome import read_outcome
@@ -166,7 +166,7 @@ def resume(
 
 
 def rm(
-    name: RunArgument,
+    name: RecordedRunArgument,
     force: Annotated[
         bool, typer.Option("--force", help="Also if the job has not ended, by the record.")
     ] = False,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from dataclasses import dataclass, replace
 
-__all__ = ["MUCH_FREE", "Gpu", "NvidiaError", "User", "look"]
+__all__ = ["MUCH_FREE", "Gpu", "NvidiaError", "User", "look", "patient_look"]
 
 MUCH_FREE = 0.9
 """The share of a GPU's memory that is free on one that nobody uses: drivers and displays take some."""
@@ -99,6 +100,16 @@ def look() -> list[Gpu] | None:
             user = User(int(pid), _mib(mib), os.path.basename(name))  # noqa: PTH119 - text, not a path of ours
             gpus[uuid] = replace(gpus[uuid], users=(*gpus[uuid].users, user))
     return sorted(gpus.values(), key=lambda gpu: gpu.index)
+
+
+def patient_look(tries: int = 3, pause: float = 1.0) -> list[Gpu] | None:
+    """Looks as `look` does, up to `tries` times: a driver that is just being loaded fails and then works."""
+    for _ in range(tries - 1):
+        try:
+            return look()
+        except NvidiaError:
+            time.sleep(pause)
+    return look()
 
 
 def _mib(text: str) -> int | None:

@@ -170,7 +170,7 @@ def gpu_lease(job: Job, rules: HostRules) -> tuple[GpuLease | None, Mapping[str,
 
 def _look(job: Job) -> list[nvidia.Gpu] | None:
     try:
-        return nvidia.look()
+        return nvidia.patient_look()
     except nvidia.NvidiaError as error:
         without = (
             "; `--device cpu` runs the job without a GPU" if job.device == "auto" and not job.gpus else ""

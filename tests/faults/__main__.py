@@ -35,13 +35,18 @@ def _in_a_namespace() -> None:
 def _inject(name: str, times: int, seed: int) -> list[Report]:
     """Plays scenarios of a fault until it has hit `times` times, in as many phases as it has."""
     reports: list[Report] = []
-    index = 0
+    index, times = 0, _times(name, times)
     while sum(bool(report.phase) for report in reports) < times and index < _TRIES * times:
         report = play(FAULTS[name], seed, index)
         reports.append(report)
         _tell(report)
         index += 1
     return reports
+
+
+def _times(name: str, times: int) -> int:
+    most = FAULTS[name].most
+    return times if most is None else min(times, most)
 
 
 def _tell(report: Report) -> None:
@@ -76,7 +81,11 @@ def main() -> int:
     if args.write:
         _PAGE.write_text(page, encoding="utf-8")
     hit = {name: sum(bool(r.phase) for r in reports if r.fault == name) for name in names}
-    return 0 if all(r.sound for r in reports) and all(n >= args.times for n in hit.values()) else 1
+    return (
+        0
+        if all(r.sound for r in reports) and all(n >= _times(name, args.times) for name, n in hit.items())
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.real import RealWorld
 from tests.faults.world import Case, World
 
 __all__ = ["FAULTS", "Fault"]
@@ -31,7 +32,8 @@ class Fault:
     `strike` does it and returns whether it did. `verdicts` are those, other than `done`, at which it may leave the
     struck job, each with a text that the reason must then contain; `bystanders`: the other job may be left so as well.
     It strikes once the job is in the phase and `ready` says so. `before` is called before anything is submitted, `after` once the fault is over (the host is mended). With
-    `by_process` the struck job's client is a process of its own, whose pid `strike` gets.
+    `by_process` the struck job's client is a process of its own, whose pid `strike` gets. `most` limits how often it is
+    let loose.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Fault:
     before: Callable[[World], None] = lambda _: None
     after: Callable[[World, random.Random], None] = lambda _world, _rng: None
     by_process: bool = False
+    most: int | None = None
 
 
 def _kill(pid: int | None) -> bool:
@@ -54,6 +57,18 @@ def _kill(pid: int | None) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _has_supervisor(world: World, case: Case) -> bool:
+    return world.supervisor(case) is not None
+
+
+def _has_rows(world: World, case: Case) -> bool:
+    return bool(world.rows(case))
+
+
+def _has_worker(world: World, case: Case) -> bool:
+    return world.worker(case) is not None
 
 
 def _supervisor(world: World, cases: list[Case], _rng: random.Random, _client: int) -> bool:
@@ -99,14 +114,14 @@ FAULTS = {
             ON_THE_HOST,
             _supervisor,
             {"lost": ""},
-            ready=lambda world, case: world.supervisor(case) is not None,
+            ready=_has_supervisor,
         ),
         Fault(
             "worker killed",
             ("run", "end"),
             _worker,
             {"failed": "SIGKILL"},
-            ready=lambda world, case: world.worker(case) is not None,
+            ready=_has_worker,
         ),
         Fault("host rebooted", ON_THE_HOST, _reboot, {"lost": ""}, bystanders=True),
         Fault(
@@ -119,6 +134,22 @@ FAULTS = {
             after=_mend_disk,
         ),
         Fault("clock jumped", ON_THE_HOST, _jump, before=lambda world: world.jump_clock(0.0)),
+        *(
+            Fault(
+                f"{name}, real worker",
+                ("run",),
+                strike,
+                verdicts,
+                world=RealWorld,
+                ready=ready,
+                most=1,
+            )
+            for name, strike, verdicts, ready in (
+                ("supervisor killed", _supervisor, {"lost": ""}, _has_rows),
+                ("worker killed", _worker, {"failed": "SIGKILL"}, _has_rows),
+                ("host rebooted", _reboot, {"lost": ""}, _has_rows),
+            )
+        ),
         Fault("client killed", ("launch", "follow", "pull"), _client, by_process=True),
     )
 }

@@ -34,7 +34,7 @@ def test_nothing_is_lost_whatever_strikes(record_property: Callable[[str, object
     table = {row.fault: row for row in rows(Report(**record) for record in json.loads(done.stdout))}
     assert set(table) == set(FAULTS)
     for row in table.values():
-        assert row.times >= TIMES, row
+        assert row.times >= (FAULTS[row.fault].most or TIMES), row
         assert (row.lost_results, row.orphans, row.wrong_verdicts) == (0, 0, 0), row
 
 

@@ -6,7 +6,9 @@ no process, mount or file behind.
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import shutil
 import signal
 import struct
@@ -23,6 +25,7 @@ from orchestrator.runs.attached import AttachedRun
 from remote_payload import protocol
 from remote_payload.supervise import processes
 from tests.orchestrator.desk import Desk
+from tests.payload import fake_tree
 from tests.payload.fake_smi import FakeSmi
 
 __all__ = ["Case", "World", "opened"]
@@ -30,6 +33,8 @@ __all__ = ["Case", "World", "opened"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SHIM = Path(__file__).with_name("clock_shim.c")
 _SMALL_DISK = "12m"
+_FORKS = 0.2
+"""The share of jobs whose worker leaves a child in a session of its own, which ignores TERM."""
 
 
 @dataclass
@@ -53,6 +58,12 @@ class World:
         small_disk: whether the host's disk is a file system of a few MiB (needs root).
     """
 
+    pace = 1.0
+    """How many times longer everything takes than with the worker of the standard library."""
+
+    jobs = 2
+    """How many jobs a scenario has: the struck one and a bystander, or the struck one alone."""
+
     def __init__(self, root: Path, *, small_disk: bool = False) -> None:
         self.root = root
         self.smi = FakeSmi(root / "bin", 1)
@@ -62,9 +73,13 @@ class World:
         if small_disk:
             self._mount("-t", "tmpfs", "-o", f"size={_SMALL_DISK}", "tmpfs", at=host)
         env = {"PATH": self.smi.path(), "CUDA_VISIBLE_DEVICES": "0"}
-        self.desk = Desk(root / "desk", lock_dir=str(root / "locks"), env=env)
+        self.desk = Desk(root / "desk", self.build, lock_dir=str(root / "locks"), env=env)
         self._clock: Path | None = None
         self._filler = host / "FILL"
+
+    def build(self, root: Path) -> Path:
+        """Makes the payload's tree."""
+        return fake_tree.build(root)
 
     def _mount(self, *words: str, at: Path) -> None:
         subprocess.run(["mount", *words, str(at)], check=True, capture_output=True)
@@ -72,11 +87,23 @@ class World:
 
     # ---------------------------------------------------------------- jobs
 
-    def case(self, total: int, pause: float, *tags: str) -> Case:
-        """Records a job of `total` rows, not yet submitted. Its limits are far longer than it needs."""
-        job_id = f"fault-{uuid.uuid4().hex[:12]}"
-        words = (f"rows={total}", f"pause={pause}", "tail=0.3", *tags)
-        return Case(self.desk.recorded(job_id, *words, timeout_s=120.0, stall_s=60.0), total)
+    def new_case(self, rng: random.Random) -> Case:
+        """Records a job, not yet submitted. Its limits are far longer than it needs."""
+        job_id, total = f"fault-{uuid.uuid4().hex[:12]}", rng.randint(4, 9)
+        tags = [f"rows={total}", f"pause={rng.uniform(0.03, 0.12)}", "tail=0.3"]
+        if rng.random() < _FORKS:
+            tags.append("fork")
+        return Case(self.desk.recorded(job_id, *tags, timeout_s=120.0, stall_s=60.0), total)
+
+    def wrong_rows(self, case: Case, rows: list[dict[str, Any]]) -> list[str]:
+        """Says what is wrong with the rows of a job that is done."""
+        numbers = [row["row"] for row in rows]
+        if numbers != list(range(case.total)):
+            return [f"there are rows {numbers}, not 0 to {case.total - 1} once each"]
+        writers = [row["pid"] for row in rows]
+        if len(set(writers)) != 1 + sum(one != two for one, two in itertools.pairwise(writers)):
+            return [f"two workers wrote at once: {writers}"]
+        return []
 
     def folder(self, case: Case) -> Path:
         return self.desk.folder(case.job_id)
@@ -96,21 +123,21 @@ class World:
 
     def supervisor(self, case: Case) -> int | None:
         """Returns the pid of a job's supervisor, if there is one."""
+        return self._process(case, b"supervise", b"run")
+
+    def _process(self, case: Case, *words: bytes) -> int | None:
         for pid in processes.tagged(case.job_id):
             try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if b"supervise" in words and b"run" in words:
+            if all(word in line for word in (b"remote_payload", *words)):
                 return pid
         return None
 
     def worker(self, case: Case) -> int | None:
-        """Returns the pid of a job's worker, if one has said that it is there and is."""
-        path = self.folder(case) / "worker.pid"
-        if not path.exists() or not (text := path.read_text()):
-            return None
-        return int(text) if int(text) in processes.tagged(case.job_id) else None
+        """Returns the pid of a job's worker, if there is one."""
+        return self._process(case, b"worker")
 
     # ---------------------------------------------------------------- faults
 

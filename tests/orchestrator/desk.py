@@ -82,10 +82,10 @@ class FaultyHost:
 class Desk:
     """A host, its launcher, a store of runs, and the jobs that were made here."""
 
-    def __init__(self, root: Path, **host: Any) -> None:
+    def __init__(self, root: Path, build: Callable[[Path], Path] = fake_tree.build, **host: Any) -> None:
         self.root = root
         self.workdir = root / "host" / "orch"
-        fake_tree.seal(fake_tree.build(self.workdir / "releases" / RELEASE))
+        fake_tree.seal(build(self.workdir / "releases" / RELEASE))
         (self.workdir / "current").symlink_to(f"releases/{RELEASE}")
         self.host = FaultyHost(LocalHost("box", root / "host"))
         import sys

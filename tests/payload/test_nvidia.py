@@ -76,3 +76,22 @@ def test_an_answer_of_another_form_is_an_error(smi: FakeSmi, answer: str) -> Non
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     with pytest.raises(NvidiaError, match="cannot be read"):
         nvidia.look()
+
+
+def test_a_driver_that_works_at_the_second_try_is_no_fault(
+    smi: FakeSmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.fails = "not yet"
+    smi.write()
+
+    def meanwhile(_: float) -> None:
+        smi.fails = ""
+        smi.write()
+
+    monkeypatch.setattr(nvidia.time, "sleep", meanwhile)
+    assert len(nvidia.patient_look() or []) == 2
+    smi.fails = "never"
+    smi.write()
+    monkeypatch.setattr(nvidia.time, "sleep", lambda _: None)
+    with pytest.raises(NvidiaError, match="never"):
+        nvidia.patient_look()
