@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.faults.real import RealWorld
 from tests.faults.world import Case, World
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["CANCEL", "FAULTS", "ClientProcess", "Fault"]
 
 _REPO = Path(__file__).resolve().parents[2]
 
@@ -104,7 +104,9 @@ def _client(_world: World, _cases: list[Case], _rng: random.Random, client: int)
     return _kill(client)
 
 
-ON_THE_HOST = ("launch", "queue", "run", "end")
+CANCEL = "cancel"
+"""The phase in which a client of its own ends the job; it may then be found cancelled, whatever the fault is."""
+ON_THE_HOST = ("launch", "queue", "run", "end", CANCEL)
 
 FAULTS = {
     fault.name: fault
@@ -150,19 +152,19 @@ FAULTS = {
                 ("host rebooted", _reboot, {"lost": ""}, _has_rows),
             )
         ),
-        Fault("client killed", ("launch", "follow", "pull"), _client, by_process=True),
+        Fault("client killed", ("launch", "follow", CANCEL, "pull"), _client, by_process=True),
     )
 }
 
 
 class ClientProcess:
-    """A client that submits, follows and pulls one job, as a process that can be killed."""
+    """A client that submits, follows and pulls one job, or ends it, as a process that can be killed."""
 
-    def __init__(self, world: World, case: Case) -> None:
+    def __init__(self, world: World, case: Case, aim: str) -> None:
         self._steps = world.root / "client.steps"
         self._steps.touch()
         desk = world.desk
-        words = [str(desk.root), case.job_id, desk.entry.model_dump_json(), str(self._steps)]
+        words = [str(desk.root), case.job_id, desk.entry.model_dump_json(), str(self._steps), aim]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.client", *words],
             cwd=_REPO,

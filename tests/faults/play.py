@@ -10,6 +10,7 @@ import random
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from orchestrator.launch import RESUMABLE, Cursor, Observation
 from remote_payload import protocol
 from remote_payload.supervise import processes
 from remote_payload.supervise.lockdir import LockDir
-from tests.faults.faults import ClientProcess, Fault
+from tests.faults.faults import CANCEL, ClientProcess, Fault
 from tests.faults.world import Case, World
 
 __all__ = ["Report", "play"]
@@ -61,7 +62,7 @@ def play(fault: Fault, seed: int, index: int, phase: str | None = None) -> Repor
 
 def _scenario(world: World, fault: Fault, wanted: str, rng: random.Random, report: Report) -> None:
     fault.before(world)
-    cases = [world.new_case(rng) for _ in range(world.jobs)]
+    cases = [world.new_case(rng, slow=wanted == CANCEL and first == 0) for first in range(world.jobs)]
     struck = cases[0]
     # Only a job that comes second waits in line.
     order = cases[::-1] if wanted == "queue" else cases
@@ -69,12 +70,13 @@ def _scenario(world: World, fault: Fault, wanted: str, rng: random.Random, repor
     striker = threading.Thread(target=lambda: None)
     for case in order:
         if case is struck:
-            client = ClientProcess(world, case) if fault.by_process else None
+            if fault.by_process or wanted == CANCEL:
+                client = ClientProcess(world, case, wanted)
             striker = _Striker(world, fault, wanted, cases, client, rng, report)
             striker.start()
         if case is not struck or client is None:
             _submit(case, report)
-    judges = [_Verdicts(case, fault, case is struck or fault.bystanders, report) for case in cases]
+    judges = [_Verdicts(case, _explained(fault, wanted, case is struck), report) for case in cases]
     while striker.is_alive():  # a person watches meanwhile
         for judge in judges:
             judge.look()
@@ -115,7 +117,10 @@ class _Striker(threading.Thread):
         self._moment = rng.uniform(0.0, _WITHIN_S.get(wanted, 0.3) * world.pace)
 
     def _phase(self) -> str:
-        return self._client.phase() if self._client else self._world.phase(self._cases[0])
+        """Where the struck job is: for a client that is killed, or that cancels, the step that the client is at."""
+        if self._client and (self._fault.by_process or self._wanted == CANCEL):
+            return self._client.phase()
+        return self._world.phase(self._cases[0])
 
     def run(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S * self._world.pace
@@ -132,11 +137,17 @@ class _Striker(threading.Thread):
             self._report.phase = at
 
 
+def _explained(fault: Fault, wanted: str, is_struck: bool) -> Mapping[str, str]:
+    """Returns the verdicts that a job may be found with before its end, and what the reason must then contain."""
+    cancelled = {"cancelled": "cancelled"} if is_struck and wanted == CANCEL else {}
+    return {**(fault.verdicts if is_struck or fault.bystanders else {}), **cancelled}
+
+
 class _Verdicts:
     """What is said of a job, held against what the fault explains."""
 
-    def __init__(self, case: Case, fault: Fault, may_fall: bool, report: Report) -> None:
-        self.case, self._fault, self._may_fall, self._report = case, fault, may_fall, report
+    def __init__(self, case: Case, explained: Mapping[str, str], report: Report) -> None:
+        self.case, self._explained, self._report = case, explained, report
 
     def look(self) -> None:
         """Looks once and changes nothing."""
@@ -151,7 +162,7 @@ class _Verdicts:
             return
         reason = f"{seen.state.reason if seen.state else ''} {seen.fault}".strip()
         self._report.said.append(f"{seen.verdict}: {reason}")
-        expected = self._fault.verdicts.get(seen.verdict) if self._may_fall else None
+        expected = self._explained.get(seen.verdict)
         if expected is None:
             self._report.wrong_verdicts.append(f"{self.case.job_id} was {seen.verdict}: {reason}")
         elif expected not in reason:

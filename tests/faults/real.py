@@ -32,8 +32,8 @@ class RealWorld(World):
         shutil.copytree(source, root / "remote_payload", ignore=shutil.ignore_patterns("__pycache__"))
         return root
 
-    def new_case(self, rng: random.Random) -> Case:
-        """Records an evaluation of small batches, so that its rows come a few at a time."""
+    def new_case(self, rng: random.Random, *, slow: bool = False) -> Case:
+        """Records an evaluation of small batches, so that its rows come a few at a time; it is slow as it is."""
         job_id = f"fault-{uuid.uuid4().hex[:12]}"
         folder = make_job(
             self.root / "made" / job_id,

@@ -87,10 +87,11 @@ class World:
 
     # ---------------------------------------------------------------- jobs
 
-    def new_case(self, rng: random.Random) -> Case:
-        """Records a job, not yet submitted. Its limits are far longer than it needs."""
+    def new_case(self, rng: random.Random, *, slow: bool = False) -> Case:
+        """Records a job, not yet submitted: of a second, or of some. Its limits are far longer than it needs."""
         job_id, total = f"fault-{uuid.uuid4().hex[:12]}", rng.randint(4, 9)
-        tags = [f"rows={total}", f"pause={rng.uniform(0.03, 0.12)}", "tail=0.3"]
+        pause = rng.uniform(0.5, 0.8) if slow else rng.uniform(0.03, 0.12)
+        tags = [f"rows={total}", f"pause={pause}", "tail=0.3"]
         if rng.random() < _FORKS:
             tags.append("fork")
         return Case(self.desk.recorded(job_id, *tags, timeout_s=120.0, stall_s=60.0), total)
@@ -151,7 +152,7 @@ class World:
             self._mount("--bind", str(boot), at=BOOT_ID)
         killed = set()
         for _ in range(3):  # those that were being born, too
-            for pid in {*_children(), *(pid for case in cases for pid in processes.tagged(case.job_id))}:
+            for pid in {*_on_the_host(), *(pid for case in cases for pid in processes.tagged(case.job_id))}:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -200,18 +201,21 @@ class World:
         return left
 
 
-def _children() -> list[int]:
-    """Returns the pids of this process's children: what a client has running on the host of this machine."""
-    found = []
+def _on_the_host() -> list[int]:
+    """Returns the pids of what clients have running on the host: descendants of this process, less the clients."""
+    parents, clients = {}, {os.getpid()}
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
-                status = (path / "stat").read_text()
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                if b"tests.faults.client" in (path / "cmdline").read_bytes():
+                    clients.add(int(path.name))
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(status.rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(path.name))
-    return found
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in clients | found} - found - clients:
+        found |= more
+    return sorted(found)
 
 
 @contextmanager
