@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ResultsError
+from remote_payload.proof import fault
 from remote_payload.protocol import (
     TERMINAL_STATES,
     Job,
@@ -24,12 +25,15 @@ __all__ = ["Run", "read_run"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was."""
+    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was; `differs` is
+    what the run found against its own engines, in a sentence, empty if nothing.
+    """
 
     folder: Path
     job: Job
     state: str
     complete: bool
+    differs: str = ""
 
     @property
     def name(self) -> str:
@@ -63,7 +67,18 @@ def read_run(folder: Path) -> Run:
         raise ResultsError(
             f"{folder}: {'; '.join(problems)}", f"pull it again: `orch runs pull {job.job_id}`"
         )
-    return Run(folder, job, state, whole and state in ("", "done"))
+    return Run(folder, job, state, whole and state in ("", "done"), _differs(folder, job))
+
+
+def _differs(folder: Path, job: Job) -> str:
+    """Returns what the summary of a run that decoded live says against it."""
+    if job.engine == "replay" or not (folder / "summary.json").is_file():
+        return ""
+    try:
+        summary = read_json(folder / "summary.json")
+    except ProtocolError:
+        return ""  # `orch runs show` names what is wrong with it; no figure here comes from it
+    return fault(summary) if isinstance(summary, dict) else ""
 
 
 def _last_seen(folder: Path) -> str:

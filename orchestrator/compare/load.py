@@ -132,6 +132,10 @@ class _Collector:
         if not run.complete:
             why = f"it is {run.state}" if run.state not in ("", "done") else "it has no manifest"
             self.warnings.append(f"{run.name} is not complete ({why}): the rows that are there were used")
+        if run.differs:
+            self.warnings.append(
+                f"{run.name}: its engines do not agree ({run.differs}): trust no figure of it before it is known why"
+            )
         path, number = run.folder / "rows.jsonl", 0
         for group in self.groups.values():
             group.before = len(group.offsets) - 1

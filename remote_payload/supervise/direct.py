@@ -11,8 +11,9 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from remote_payload.errors import InputError
 from remote_payload.supervise.lockdir import SHARED
-from remote_payload.supervise.slots import HostRules, gpu_lease
+from remote_payload.supervise.slots import HostRules, LeaseError, LockDirError, gpu_lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,8 +35,17 @@ def holding_gpus(job: Job, say: Callable[[str], object], rules: HostRules | None
         rules: how GPUs are shared here; if not given, the usual way, in `$ORCH_LOCK_DIR` if that is set.
 
     Raises:
-        LeaseError, LockDirError, OSError: the host cannot give them.
+        InputError: the host cannot give them.
     """
+    try:
+        with _holding(job, say, rules):
+            yield
+    except (LeaseError, LockDirError) as error:
+        raise InputError(str(error)) from error
+
+
+@contextmanager
+def _holding(job: Job, say: Callable[[str], object], rules: HostRules | None) -> Iterator[None]:
     lease, environment = gpu_lease(job, rules or HostRules(os.environ.get("ORCH_LOCK_DIR", SHARED)))
     try:
         told = ""

@@ -11,9 +11,9 @@ import os
 import re
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from remote_payload import protocol
+from remote_payload import proof, protocol
 from remote_payload.supervise import disk
 from remote_payload.supervise.slots import LeaseError, LockDirError
 
@@ -26,7 +26,11 @@ How = Literal["ended", "cancelled", "preempted", "timeout", "stalled"]
 
 PREEMPTED = "its supervisor was told to end, as at a shutdown of the host or by a scheduler"
 _REJECTED = 10
-"""The worker's exit code for: some or all drafters, or the prompts, were rejected."""
+"""The worker's exit code for: some or all drafters, or the prompts, were rejected.
+
+It ends with `proof.EXIT_DIFFERS` where everything was measured and the summary says that the engines differ; a
+Python that breaks before the worker's own code runs ends with the same code, without such a summary.
+"""
 
 
 def outcome(
@@ -51,9 +55,14 @@ def outcome(
         return replace(state, state="timeout", reason=f"ran longer than its limit of {job.timeout_s:g} s")
     if how == "stalled":
         return replace(state, state="timeout", reason=_stall(folder, job))
-    if code in (0, _REJECTED) and _measured(folder):
-        rejected = _rejection(folder) if code == _REJECTED else ""
-        return replace(state, state="done", reason=f"rejected: {rejected}" if rejected else "")
+    if _measured(folder):
+        summary = _summary(folder)
+        differs = proof.fault(summary) if code == proof.EXIT_DIFFERS else ""
+        refused = code == _REJECTED or (differs and summary.get("rejected"))
+        rejected = _rejection(folder) if refused else ""
+        if code in (0, _REJECTED) or differs:
+            said = [differs, f"rejected: {rejected}" if rejected else ""]
+            return replace(state, state="done", reason="; ".join(filter(None, said)))
     return replace(state, state="failed", reason=_reason(folder, code, name))
 
 
@@ -68,11 +77,18 @@ def _stall(folder: JobFolder, job: protocol.Job) -> str:
 
 
 def _measured(folder: JobFolder) -> bool:
-    """Says whether the worker came to its end: a summary, and (where it refused some) results of the others."""
+    """Says whether the worker came to its end: a diagnosis, or a summary and (where it refused some) others' results."""
+    if folder.diagnosis.is_file():
+        return True
     if not folder.summary.is_file():
         return False
-    summary = protocol.read_json(folder.summary)
+    summary = _summary(folder)
     return bool(summary.get("drafters")) or not summary.get("rejected")
+
+
+def _summary(folder: JobFolder) -> dict[str, Any]:
+    """Returns the summary; empty if there is none (a job that diagnosed has none)."""
+    return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
@@ -97,10 +113,9 @@ def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
 
 def _rejection(folder: JobFolder) -> str:
     """Returns why the worker rejected its input: from the summary, else the last event that says so."""
-    if folder.summary.is_file():
-        rejected = protocol.read_json(folder.summary).get("rejected") or []
-        if rejected:
-            return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
+    rejected = _summary(folder).get("rejected") or []
+    if rejected:
+        return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
     said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
     return next((message for message in reversed(said) if message), "")
 

@@ -92,6 +92,7 @@ class Supervisor:
         folder.write_state(self.state)
         folder.manifest.unlink(missing_ok=True)
         folder.summary.unlink(missing_ok=True)
+        folder.diagnosis.unlink(missing_ok=True)
         self._beat = time.monotonic()
 
     def _record(self, state: protocol.State) -> None:

@@ -3,8 +3,9 @@
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
-100 KiB; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when it ran; `hang=N` stops for good before row N, once;
-`tail=S` takes S seconds from the last row to the summary.
+100 KiB; `lossless=N` says in the summary that N live outputs differ; `exit=N` ends with that code;
+`diagnose` leaves a diagnosis instead of a summary; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when
+it ran; `hang=N` stops for good before row N, once; `tail=S` takes S seconds from the last row to the summary.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from remote_payload import protocol
 
@@ -50,9 +52,19 @@ def main(argv: list[str]) -> int:
         protocol.write_json(folder / "gpus.json", seen)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
-    if "silent" not in wanted:
-        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, "results": []})
-    return 0
+    if "diagnose" in wanted:
+        protocol.write_json(folder / "diagnosis.json", {"verdict": "ok"})
+    elif "silent" not in wanted:
+        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, **_proofs(wanted)})
+    return int(wanted.get("exit", 0))
+
+
+def _proofs(wanted: dict[str, str]) -> dict[str, Any]:
+    """What a summary says of its engines: `lossless=N` live outputs of three differ for no near tie."""
+    if "lossless" not in wanted:
+        return {"results": []}
+    real = int(wanted["lossless"])
+    return {"lossless": {"outputs": 3, "equal": 3 - real, "near_ties": 0, "real": real, "divergences": []}}
 
 
 def _hang(folder: Path) -> None:

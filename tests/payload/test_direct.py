@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from remote_payload import cli
+from remote_payload.errors import InputError
 from remote_payload.protocol import Job
 from remote_payload.supervise.direct import holding_gpus
 from remote_payload.supervise.lockdir import LockDir
-from remote_payload.supervise.slots import HostRules, LeaseError
+from remote_payload.supervise.slots import HostRules
 from tests.payload import fake_tree
 from tests.payload.conftest import MODELS
 from tests.payload.fake_smi import FakeSmi
@@ -60,7 +61,7 @@ def test_a_run_without_a_gpu_is_shown_none_and_leases_none(rules: HostRules) -> 
 
 def test_more_than_there_is_is_refused(rules: HostRules) -> None:
     with (
-        pytest.raises(LeaseError, match="asks for 3 GPUs"),
+        pytest.raises(InputError, match="asks for 3 GPUs"),
         holding_gpus(replace(fake_tree.job("a"), gpus=3), lambda _: None, rules),
     ):
         raise AssertionError("it was let in")
