@@ -36,7 +36,9 @@ def build(root: Path) -> Path:
 
 def seal(release: Path) -> None:
     """Writes the manifest of a release, as an installation does. Its content is taken for right."""
-    names = sorted(p.relative_to(release).as_posix() for p in release.rglob("*") if p.is_file())
+    ours = ("MANIFEST.json", "CHECKED.json")
+    found = [p for p in release.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.name not in ours]
+    names = sorted(p.relative_to(release).as_posix() for p in found)
     files = {
         n: {"size": (release / n).stat().st_size, "sha256": protocol.file_sha256(release / n)} for n in names
     }
