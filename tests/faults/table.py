@@ -16,7 +16,7 @@ _HEADER = """# What faults cost
 
 `make faults` lets faults loose on jobs at random moments and writes this page. Each scenario is two jobs of a host with
 one GPU (a stand-in for `nvidia-smi`), with the real launcher, supervisor and protocol and a worker of the standard
-library. A fault counts only if it hit: the phase is read from the job's own files at the moment of the strike. Then a
+library; a few are one job with the real worker and the trained tiny pair. A fault counts only if it hit: the phase is read from the job's own files at the moment of the strike. Then a
 client does what a person would do (looks, resumes what ended early, pulls), and the end is judged by what lies on the
 disks and what runs: every row once, none that was durable before the fault computed again, every file as its manifest
 says on both sides, no process, lock or place in line left, and no verdict but those that the fault explains, with a
