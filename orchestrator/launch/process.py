@@ -104,7 +104,14 @@ class ProcessLauncher:
         `bytes` and `end`, the mark of its end; `age_s` is how long ago it ended by the host's clock, None if it has not.
         """
         words = ["list", f"{self.entry.workdir}/jobs", *(["--sizes"] if sizes else [])]
-        reply = self._ask(Handle(self.host.name, "", ""), words)
+        try:
+            reply = self._ask(Handle(self.host.name, "", ""), words)
+        except HostFailedError as error:
+            if (
+                error.details.get("kind") == "no_release"
+            ):  # nothing was ever pushed there, so nothing was started
+                return []
+            raise
         try:
             return [{**record, "age_s": _age(record, float(reply["now"]))} for record in reply["jobs"]]
         except (KeyError, TypeError, ValueError) as error:

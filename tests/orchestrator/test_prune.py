@@ -129,6 +129,13 @@ def test_runs_here_without_a_row_can_go_too_and_those_with_rows_never(desk: Desk
     assert [run.job_id for run in desk.store.all()[0]] == ["prune-rows"]
 
 
+def test_a_host_to_which_nothing_was_pushed_has_nothing(desk: Desk) -> None:
+    (desk.workdir / "current").unlink()
+    assert planned(desk) == Pruning((), {})
+    with pytest.raises(UsageError, match="there is no job 'last' on box"):
+        adopt(desk.store, desk.launcher, "last")
+
+
 def test_a_host_that_does_not_answer_costs_the_others_nothing(desk: Desk) -> None:
     finished(desk, "prune-c").pull()
 
