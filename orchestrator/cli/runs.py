@@ -106,15 +106,19 @@ def cancel(
     inventory: InventoryOption = None,
 ) -> None:
     """End a run's job and prove that no process of it is left."""
+    from orchestrator.text import printable
+
     with opened_run(inventory, name) as attached:
         done = attached.cancel(grace)
         run = attached.run
     if as_json:
-        emit_run(run, was=done.was)
+        emit_run(run, was=done.was, still=list(done.still))
     elif done.was == done.state.state:
         typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
     else:
         typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
+        for text in done.still:
+            talk(f"note: {printable(text)}", quiet=quiet)
         talk(_what_is_left(run.job_id, done.state), quiet=quiet)
 
 

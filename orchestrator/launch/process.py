@@ -85,7 +85,8 @@ class ProcessLauncher:
         """Ends a job; see `Launcher.cancel`."""
         words = ["cancel", self.job_dir(handle.job_id), f"--grace={grace}"]
         reply = self._ask(handle, words, timeout=grace + _ASK_S)
-        return Cancelled(str(reply["was"]), self._state(reply))
+        still = tuple(str(text) for text in reply.get("still") or ())
+        return Cancelled(str(reply["was"]), self._state(reply), still)
 
     def read_log(self, handle: Handle, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
         """Reads a job's log; see `Launcher.read_log`."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from remote_payload import protocol
-from remote_payload.supervise import disk, processes
+from remote_payload.supervise import disk, nvidia, processes
 from remote_payload.supervise.folder import BROKEN, JobFolder, SuperviseError, fresh_state, identity, lock
 
 __all__ = ["cancel"]
@@ -23,7 +23,11 @@ _ANSWER_S = 15.0
 
 
 def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
-    """Ends a job. Returns `was` (what it was found as), its final state, and `left`, the pids still there."""
+    """Ends a job.
+
+    Returns `was` (what it was found as), its final state, `left` (the pids still there), and `still` (a sentence for each
+    process that computes on a GPU which the job had: somebody else's by now, or one that has lost the job's tag).
+    """
     if not (folder.job_file.exists() or folder.state_file.exists()):
         raise SuperviseError("absent", f"no job in {folder.path}")
     found = folder.found()
@@ -36,7 +40,24 @@ def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
         state: protocol.State | None = _record_in_place(folder, found)
     else:
         state = folder.state()
-    return {"was": found, "state": state.to_json() if state else None, "left": left}
+    shown = state.to_json() if state else None
+    return {"was": found, "state": shown, "left": left, "still": _still_used(state) if state else []}
+
+
+def _still_used(state: protocol.State) -> list[str]:
+    """Says who computes on the GPUs that a job had."""
+    if not state.gpu_uuids:
+        return []
+    try:
+        had = [gpu for gpu in nvidia.look() or [] if gpu.uuid in state.gpu_uuids]
+    except nvidia.NvidiaError as error:
+        return [f"whether its GPUs are free again cannot be told: {error}"]
+    return [
+        f"GPU {gpu.index} is used by {user.name} (pid {user.pid}"
+        + (f", {user.mib} MiB)" if user.mib else ")")
+        for gpu in had
+        for user in gpu.users
+    ]
 
 
 def _ask_to_stop(folder: JobFolder, grace: float) -> None:

@@ -152,6 +152,18 @@ def test_a_host_without_nvidia_smi_runs_its_jobs_one_by_one(
     assert "nvidia-smi is not on this host's PATH" in desk.until("c", "failed")["reason"]
 
 
+def test_a_cancel_tells_who_still_computes_on_the_jobs_gpu(desk: GpuDesk) -> None:
+    desk.start_job("a", "rows=300", "pause=0.1")
+    (uuid,) = desk.until("a", "running")["gpu_uuids"]
+    desk.smi.uses(desk.smi.uuids.index(uuid), 3000, pid=77, name="python3")
+    reply = desk.ask("cancel", desk.dir("a"), "--grace", "1")
+    assert reply["left"] == []
+    assert reply["still"] == [f"GPU {desk.smi.uuids.index(uuid)} is used by python3 (pid 77, 3000 MiB)"]
+    desk.smi.fails = "broken"
+    desk.smi.write()
+    assert "broken" in desk.ask("cancel", desk.dir("a"))["still"][0]
+
+
 # --------------------------------------------------------------------------- several Unix users
 
 OTHER = 65534
