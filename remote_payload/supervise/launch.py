@@ -104,7 +104,9 @@ def _handoff(folder: JobFolder, child: subprocess.Popen[bytes], deadline: float)
         if state is not None and state.pid == child.pid:
             return state
         if child.poll() is not None:
-            raise SuperviseError("launch", f"the supervisor did not start: {_last_words(folder)}")
+            full = disk.refusal(folder.path)
+            why = f"the supervisor did not start: {_last_words(folder)}"
+            raise SuperviseError("launch", f"{full}; {why}" if full else why)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)
     raise SuperviseError(

@@ -34,7 +34,7 @@ Python that breaks before the worker's own code runs ends with the same code, wi
 
 
 def outcome(
-    folder: JobFolder, state: protocol.State, how: How, code: int, job: protocol.Job
+    folder: JobFolder, state: protocol.State, how: How, code: int, job: protocol.Job, was_full: str = ""
 ) -> protocol.State:
     """Returns the final state from how the worker ended.
 
@@ -44,6 +44,7 @@ def outcome(
         how: why it was ended, or `ended` if by itself.
         code: its exit code, or minus the signal that ended it.
         job: what was to be run.
+        was_full: the sentence for a disk that was full lately, empty if it was not.
     """
     name = signal.Signals(-code).name if code < 0 else None
     state = replace(state, exit_code=code if code >= 0 else None, signal=name)
@@ -63,7 +64,7 @@ def outcome(
         if code in (0, _REJECTED) or differs:
             said = [differs, f"rejected: {rejected}" if rejected else ""]
             return replace(state, state="done", reason="; ".join(filter(None, said)))
-    return replace(state, state="failed", reason=_reason(folder, code, name))
+    return replace(state, state="failed", reason=_reason(folder, code, name, was_full))
 
 
 def _stall(folder: JobFolder, job: protocol.Job) -> str:
@@ -91,12 +92,12 @@ def _summary(folder: JobFolder) -> dict[str, Any]:
     return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
 
 
-def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
+def _reason(folder: JobFolder, code: int, signal_name: str | None, was_full: str) -> str:
     why = _how_it_ended(folder, code, signal_name)
     full = disk.refusal(folder.path)
     if not full and any(os.strerror(number) in why for number in (errno.ENOSPC, errno.EDQUOT)):
         full = "a disk is full or a quota used up"  # it has room again, or it is another one: `why` names the file
-    return f"{full}; {why}" if full else why
+    return "; ".join(text for text in (full or was_full, why) if text)
 
 
 def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:

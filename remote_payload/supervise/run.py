@@ -85,6 +85,7 @@ class Supervisor:
         self.folder = folder
         self.job = folder.job()
         self.alarm = _Alarm()
+        self.disk = disk.Lately(folder.path)
         self.state = fresh_state(self.job.created, folder.state())
         # What an earlier run of this job left: a request to end it must not end this run, and its final
         # files go only after the state says that the job is no longer final.
@@ -146,6 +147,7 @@ class Supervisor:
         limit = self.job.timeout_s
         deadline = time.monotonic() + limit if limit else None
         watchdog = Watchdog(self.folder.path, self.job.stall_s)
+        self.disk.look()
         while worker.poll() is None:
             if asked := self._asked_to_stop():
                 return asked
@@ -157,6 +159,7 @@ class Supervisor:
                 return "stalled"
             self._heartbeat()
             self.alarm.wait(_LOOK_S)
+            self.disk.look()
         return "ended"
 
     def end_all(self, worker: subprocess.Popen[bytes], grace: float) -> None:
@@ -191,7 +194,7 @@ class Supervisor:
             self.end_all(worker, 0.0)
             raise
         self.end_all(worker, grace)
-        return outcome(self.folder, self.state, how, worker.returncode, self.job)
+        return outcome(self.folder, self.state, how, worker.returncode, self.job, self.disk.sentence())
 
 
 def _grace(folder: JobFolder) -> float:

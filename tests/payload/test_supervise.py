@@ -619,6 +619,27 @@ def test_a_disk_that_fills_up_under_a_job_is_its_recorded_end_and_it_resumes(sma
     assert not (desk.jobs / "a" / ".reserve").exists()
 
 
+def test_a_disk_that_has_room_again_when_the_worker_is_looked_into_is_named_all_the_same(
+    small_desk: Desk,
+) -> None:
+    desk = small_desk
+    desk.launch("a", "rows=60", "pause=0.5")
+    wait_for(lambda: desk.rows("a"))
+    supervisor = desk.state("a")["pid"]
+    filler = fill(desk.jobs)
+    time.sleep(0.4)  # the supervisor has looked
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        wait_for(lambda: processes.tagged("a") == [supervisor] or not alive(desk.pid("a")))
+        filler.unlink()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    reason = desk.until("a", "failed")["reason"]
+    assert reason.startswith(
+        f"the disk was full at {desk.jobs / 'a'} shortly before; the worker ended with exit code 1"
+    )
+
+
 def test_a_cancel_on_a_full_disk_is_a_cancel(small_desk: Desk) -> None:
     desk = small_desk
     desk.launch("a", "hang=0")
