@@ -50,7 +50,7 @@ bench: setup
 
 TIMES ?= 20
 faults: setup
-	$(BIN)/python -m tests.faults --write --times $(TIMES) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.faults --write --jobs $(JOBS) --times $(TIMES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	@if [ -x $(BIN)/orch ]; then $(BIN)/orch sandbox down --purge --quiet; fi
