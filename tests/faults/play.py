@@ -127,7 +127,7 @@ class _Striker(threading.Thread):
         while (now := self._phase()) != "over" and time.monotonic() < deadline:
             if now == self._wanted and self._fault.ready(self._world, self._cases[0]):
                 break
-            time.sleep(0.005)
+            time.sleep(0.02)
         time.sleep(self._moment)
         for case in self._cases:
             case.kept = self._world.rows(case)
