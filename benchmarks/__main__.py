@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("startup", "replay", "memory")
+NAMES = ("startup", "replay", "memory", "compare")
 
 
 def main() -> None:

@@ -146,6 +146,9 @@ def conclude(attached: AttachedRun, last: Observation) -> Outcome:
     except ResultsError:
         if last.verdict == "done":
             raise
+    from orchestrator.compare import digest  # numpy: only here, where everything else is done
+
+    digest.make(attached.run.path)
     return read_outcome(attached.run)
 
 

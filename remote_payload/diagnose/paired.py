@@ -72,7 +72,9 @@ def mean_difference(values: Sequence[float]) -> Difference:
 
 def student_quantile(freedom: int, level: float = 0.975) -> float:
     """Returns Student's t quantile by bisection on its distribution function (no scipy on a GPU host)."""
-    low, high = 0.0, 1e3
+    low, high = 0.0, 1.0
+    while student_cdf(high, freedom) < level:
+        high *= 2
     while high - low > 1e-9 * max(1.0, high):
         middle = (low + high) / 2
         low, high = (middle, high) if student_cdf(middle, freedom) < level else (low, middle)

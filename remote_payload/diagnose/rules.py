@@ -85,7 +85,7 @@ class Tried:
 NEXT = {
     "ok": "compare it with a baseline (`orch compare`), or train on",
     "undertrained": "train on; if its training accuracy is high already, look at the checks that are not ok",
-    "convention": "change the training code or declare the convention (both below), then evaluate again",
+    "convention": "change the training code, or declare the convention (both above), then evaluate again",
     "loading": "mend the export; nothing about the model can be said before it loads as it was meant",
     "numerics": "run it in another precision; figures of this one are not to be believed",
     "unknown": "more prompts (--prompts) tell close candidates apart; the checks that are not ok come first",

@@ -62,8 +62,12 @@ def test_an_allowed_field_marks_the_result_and_the_pairs_stay(tmp_path: Path, fi
 def test_every_key_field_is_a_drafters_own_or_a_unit_or_must_agree() -> None:
     own = {"drafter_hash", "engine", "block_size", "convention"}
     unit = {"prompt_hash", "turn", "sample", "shape"}
-    assert set(Row.KEY_FIELDS) - own - unit == set(FIELDS) - {"template_hash", "prompts"}
-    assert set(DIFFERENT) == set(FIELDS) - {"prompts"}
+    assert set(Row.KEY_FIELDS) - own - unit == set(FIELDS) - {
+        "template_hash",
+        "attn",
+        "prompts",
+    }
+    assert set(DIFFERENT) == set(FIELDS) - {"attn", "prompts"}
 
 
 def test_engine_block_size_and_convention_may_differ(tmp_path: Path) -> None:
