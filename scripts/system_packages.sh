@@ -7,6 +7,7 @@ missing=""
 [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 command -v rsync >/dev/null || missing="$missing rsync"
+command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

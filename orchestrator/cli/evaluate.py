@@ -16,6 +16,7 @@ from orchestrator.cli.eval_options import (
     Gpus,
     SamplesPerPrompt,
     Seed,
+    Stall,
     Temperature,
     Thinking,
     TopK,
@@ -188,6 +189,7 @@ def evaluate(
             "--timeout", min=1, help="End the job after S seconds.", metavar="S", show_default=False
         ),
     ] = None,
+    stall: Stall = 3600.0,
     tail: Annotated[
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
     ] = "full",
@@ -255,6 +257,7 @@ def evaluate(
         samples=samples,
         save_outputs=save_outputs,
         timeout_s=timeout,
+        stall_s=stall,
         tail=tail,
         engine=engine,
         payload=payload,

@@ -1,4 +1,4 @@
-"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer."""
+"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer (`gpus`: see there)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from orchestrator.cli.common import (
     open_inventory,
     talk,
 )
+from orchestrator.cli.gpus import gpus_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.hosts import Offer
     from orchestrator.hosts.check import Finding
+    from orchestrator.hosts.gpus import HostGpus
     from orchestrator.inventory import HostEntry
 
-__all__ = ["register"]
+__all__ = ["exit_code", "register"]
 
 _app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
+_app.command("gpus", short_help="Who has which GPU, and who waits.")(gpus_command)
 
 
 def register(app: typer.Typer) -> None:
@@ -110,10 +115,10 @@ def check_command(
         emit_json({"schema": "orch/hosts-check/1", "hosts": [finding.to_json() for finding in findings]})
     else:
         _print_findings(findings)
-    raise typer.Exit(_exit_code(findings))
+    raise typer.Exit(exit_code(findings))
 
 
-def _exit_code(findings: list[Finding]) -> int:
+def exit_code(findings: Sequence[Finding | HostGpus]) -> int:
     """One code for all hosts: 8 if only some are bad, else the code of their fault."""
     from orchestrator.errors import HostFailedError, LinkError, PartlyDoneError
 

@@ -34,6 +34,9 @@ _PHASES = {
     "sweep": "trying other conventions",
 }
 
+_SILENT_S = 60.0
+"""A supervisor writes its heartbeat every few seconds; so long a silence is worth a word."""
+
 
 class _Narrator:
     """Turns looks at a job into what is shown."""
@@ -42,7 +45,7 @@ class _Narrator:
         self._view, self._drafters = view, drafters
         self._seen: dict[str, int] = {}
         self._state = ""
-        self._away = False
+        self._away = self._silent = False
 
     def look(self, seen: Observation) -> None:
         if self._away:
@@ -60,14 +63,28 @@ class _Narrator:
         for event in seen.events[-1:]:
             self._event(event)
 
+    def _heartbeat(self, seen: Observation) -> None:
+        """Says once that a supervisor gives no sign of life, by its host's clock; the job is not judged by that."""
+        state = seen.state
+        silent = seen.now - state.heartbeat if state and seen.verdict in ("queued", "running") else 0.0
+        if silent < _SILENT_S:
+            self._silent = False
+        elif not self._silent:
+            self._silent = True
+            self._view.note(
+                f"the job's supervisor on {seen.handle.host} lives but has given no sign for {human_seconds(silent)}; "
+                "it may be stopped, or its disk may hang"
+            )
+
     def _where_it_stands(self, seen: Observation) -> None:
         state = seen.state
+        self._heartbeat(seen)
         if state is not None and state.state == "running" and not seen.events and self._state != "starting":
             self._state = "starting"
             self._view.note(f"starting the worker on {seen.handle.host}")
         if state is None or state.state != "queued" or not state.queue_position:
             return
-        text = f"queued on {seen.handle.host}: {state.queue_position} before it"
+        text = f"queued on {seen.handle.host}: {printable(state.reason) or f'place {state.queue_position} in line'}"
         if text != self._state:
             self._state = text
             self._view.note(text)

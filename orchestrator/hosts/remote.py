@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import remote_payload
 from orchestrator.errors import (
     CheckpointRejectedError,
     HostFailedError,
@@ -37,9 +38,15 @@ OLDEST_PYTHON = (3, 10)
 """The oldest interpreter that a host may have."""
 
 _SCRIPTS = Path(__file__).parent / "scripts"
+_PAYLOAD = Path(remote_payload.__file__).parent
 _ANSWER = b'{"orch": 1, '
 _OLD = b"orch-old-python "
 _NEEDS = "# needs "
+_MODULE = """
+import types
+{name} = sys.modules["orch_{name}"] = types.ModuleType("orch_{name}")
+exec(compile({source!r}, "{name}.py", "exec"), {name}.__dict__)
+"""
 
 # One line, no backslash, no exclamation mark: the same in sh, bash, zsh, fish and csh. Valid in Python 2 too.
 _LOADER = (
@@ -134,6 +141,12 @@ def _sources(script: str) -> list[str]:
 
 def _gather(part: str, found: dict[str, str]) -> None:
     if part in found:
+        return
+    if (
+        "/" in part
+    ):  # a module of the payload that needs nothing but the standard library, under its last name
+        source = (_PAYLOAD / f"{part}.py").read_text(encoding="utf-8")
+        found[part] = _MODULE.format(name=part.rpartition("/")[2], source=source)
         return
     body = (_SCRIPTS / f"{part}.py").read_text(encoding="utf-8")
     first = body.partition("\n")[0]

@@ -78,6 +78,7 @@ class HostEntry(Entry):
     workdir: Text = "~/orch"
     python: Text = "python3"
     gpus: tuple[Annotated[int, Field(ge=0)] | Text, ...] | None = None
+    gpu_free: float | None = Field(default=None, ge=0, le=1)
     env: dict[str, str] = Field(default_factory=dict)
     launcher: Literal["process"] = "process"
     lock_dir: Text | None = None

@@ -65,9 +65,11 @@ def diagnose_main(argv: Sequence[str]) -> int:
 def _printed(job: Job, folder: Path, args: argparse.Namespace) -> int:
     from remote_payload.diagnose.adopt import adopt
     from remote_payload.diagnose.run import diagnose
+    from remote_payload.supervise.direct import holding_gpus
 
     try:
-        found = diagnose(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
+        with holding_gpus(job, lambda words: sys.stderr.write(f"{words}\n")):
+            found = diagnose(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
         if args.adopt:
             sys.stderr.write(adopt(Path(job.drafters[0].path), found) + "\n")
     except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,3 +105,15 @@ def test_a_host_that_is_not_in_the_inventory_is_a_usage_error(plain: Path, run_o
     assert done.code == 2
     assert done.json()["kind"] == "UnknownName"
     assert "did you mean 'gpu7'" in done.json()["error"]
+
+
+def test_gpus_of_hosts_are_shown_and_a_dead_one_hides_no_other(plain: Path, run_orch: RunOrch) -> None:
+    run_orch("hosts", "trust", "gpu7", "--yes", cwd=plain)
+    shown = run_orch("hosts", "gpus", cwd=plain)
+    assert shown.code == 8, shown.stderr
+    assert re.search(r"^gpu7  ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^dead  FAILED  dead", shown.stdout, re.MULTILINE)
+    record = run_orch("hosts", "gpus", "gpu7", "--json", cwd=plain).json()
+    assert record["schema"] == "orch/hosts-gpus/1"
+    assert record["hosts"][0]["error"] == ""
+    assert record["hosts"][0]["lock_dir"] == "/tmp/orch-gpu-locks"
