@@ -6,6 +6,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError, OrchError
+from orchestrator.hosts.dial import LookupTooSlowError
+from orchestrator.hosts.watched import TooSlowError
 
 if TYPE_CHECKING:
     from orchestrator.hosts.endpoint import Endpoint
@@ -13,11 +15,20 @@ if TYPE_CHECKING:
 __all__ = ["explain_fault", "is_transient"]
 
 
-def explain_fault(endpoint: Endpoint, error: Exception, stage: str = "") -> OrchError:
-    """Returns the LinkError for an exception on the way to an endpoint; an OrchError passes unchanged."""
+def explain_fault(endpoint: Endpoint, error: Exception, stage: str = "", said: str = "") -> OrchError:
+    """Returns the LinkError for an exception on the way to an endpoint; an OrchError passes unchanged.
+
+    `said` is what the endpoint's proxy command, if it has one, printed to stderr.
+    """
     if isinstance(error, OrchError):
         return error
     stage, what, hint, transient = _classify(endpoint, error, stage)
+    if endpoint.proxy_command is not None:
+        what += (
+            f"; its proxy command `{endpoint.proxy_command}` said {said!r}"
+            if said
+            else " (through its proxy command)"
+        )
     return LinkError(
         f"{endpoint.name} ({endpoint.where}): {what}",
         hint,
@@ -37,6 +48,10 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
     """Returns stage, what happened, what to do, and whether a quick second try makes sense."""
     from paramiko.ssh_exception import AuthenticationException, ChannelException, IncompatiblePeer
 
+    if isinstance(error, TooSlowError):
+        return _timed_out(endpoint, error.stage)
+    if isinstance(error, LookupTooSlowError):
+        return _timed_out(endpoint, "dns")
     if isinstance(error, socket.gaierror):
         return (
             "dns",
@@ -60,7 +75,7 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
         return "key exchange", f"no common algorithm: {error}", "update the host's SSH server", False
     if isinstance(error, TimeoutError):
         return _timed_out(endpoint, stage or "connect")
-    if isinstance(error, (ConnectionResetError, EOFError)):
+    if isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)):
         return stage or "key exchange", "the connection was cut before the session stood", _CUT_HINT, True
     return _classify_text(endpoint, error, stage)
 

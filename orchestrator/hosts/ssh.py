@@ -1,27 +1,28 @@
 """A host behind SSH: one session, opened at first use, kept, and shared by all its programs.
 
-What always holds: the host key of every hop is verified by `verify` before anything is sent; every step has
-a deadline; each failure is a LinkError that names host, address and stage. A closed host stays closed: whoever
-still uses it, in whatever thread, gets a LinkError and opens nothing. Nothing of fabric or paramiko is
-imported before the first connection.
+What always holds: the host key of every hop is verified by `verify` before anything is sent; every hop has its
+own deadline to connect, and a session that falls silent ends (`watched`); each failure is a LinkError that
+names host, address and stage. A closed host stays closed: whoever still uses it, in whatever thread, gets a
+LinkError and opens nothing. Nothing of fabric or paramiko is imported before the first connection.
 """
 
 from __future__ import annotations
 
 import logging
-import shlex
-import socket
 import threading
-from contextlib import closing, suppress
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError, LinkError
-from orchestrator.hosts.base import Completed, command_line
+from orchestrator.hosts.base import Completed, command_line, shown
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
+from orchestrator.hosts.dial import dial
 from orchestrator.hosts.known_hosts import HostKey, KnownHosts
 from orchestrator.hosts.libraries import load_fabric
 from orchestrator.hosts.linkfault import explain_fault, is_transient
 from orchestrator.hosts.verify import check_host_key
+from orchestrator.hosts.watched import DEAD_AFTER_S, KEEPALIVE_S, Keepalive, TooSlowError, WatchedSocket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,14 +32,12 @@ if TYPE_CHECKING:
     from paramiko.transport import Transport
     from tenacity import Retrying
 
+    from orchestrator.errors import OrchError
     from orchestrator.hosts.endpoint import Endpoint
 
 __all__ = ["SshHost"]
 
-KEEPALIVE_S = 5
-"""Seconds between keepalive messages on an idle session."""
-DEAD_AFTER_S = 15
-"""Seconds after which unacknowledged bytes end a session, where the system can do that."""
+_LATER_S = 5.0  # paramiko's own limits, a step at a time, come after the hop's one deadline
 _RSA = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
 
 
@@ -56,6 +55,8 @@ class SshHost:
         self.connections = 0
         self._lock = threading.RLock()
         self._connection: Connection | None = None
+        self._watched: WatchedSocket | None = None
+        self._keepalive: Keepalive | None = None
         self._closed = False
 
     @property
@@ -74,7 +75,7 @@ class SshHost:
         """Runs a program to its end; see `Host.run`."""
         pieces = (stdin,) if isinstance(stdin, bytes) else stdin
         try:
-            return Completed(*self._start(argv, env, timeout).run(pieces))
+            return Completed(*self._start(argv, env, timeout, limit=timeout).run(pieces))
         except DeadlineError as error:
             raise self._too_slow(argv, f"did not end within {timeout:g} s") from error
         except BrokenLinkError as error:
@@ -85,7 +86,7 @@ class SshHost:
     ) -> Iterator[bytes]:
         """Runs a program and yields its stdout as it comes; see `Host.stream`."""
         try:
-            with closing(self._start(argv, env, timeout)) as program:
+            with closing(self._start(argv, env, timeout, limit=None)) as program:
                 yield from program.stream(timeout)
                 code, errors = program.finish(timeout)
         except DeadlineError as error:
@@ -96,7 +97,7 @@ class SshHost:
             ended = f"exited with {code}" if code > 0 else "died of a signal"
             text = errors.decode("utf-8", "replace").strip()[-2000:]
             raise HostFailedError(
-                f"{self.name}: {_shown(argv)} {ended}" + (f": {text}" if text else ""),
+                f"{self.name}: {shown(argv)} {ended}" + (f": {text}" if text else ""),
                 f"run it on {self.name} by hand to see more",
                 host=self.name,
                 exit_code=code,
@@ -109,9 +110,7 @@ class SshHost:
         # Whoever opens the session now holds the lock, maybe for long; it looks at the flag when it stands.
         if self._lock.acquire(timeout=0.2):
             try:
-                if self._connection is not None:
-                    self._connection.client.close()
-                    self._connection = None
+                self._drop()
             finally:
                 self._lock.release()
         if self.gateway is not None:
@@ -127,8 +126,7 @@ class SshHost:
         with self._lock:
             self._check_open()
             if self._connection is not None and not self._connection.transport.is_active():
-                self._connection.client.close()
-                self._connection = None
+                self._drop()
             if self._connection is None:
                 self._connection = connect_retry()(self._connect)
             session: Transport = self._connection.transport
@@ -141,22 +139,31 @@ class SshHost:
 
     def _fetch_host_key(self) -> HostKey:
         quiet_paramiko()
-        sock = self._socket()
+        watched = self._open_way()
         try:
-            with closing(self._new_transport(sock)) as transport:
-                transport.banner_timeout = self.endpoint.connect_timeout
-                transport.start_client(timeout=self.endpoint.connect_timeout)
+            with closing(self._new_transport(watched)) as transport:
+                transport.banner_timeout = patience = self.endpoint.connect_timeout + _LATER_S
+                transport.start_client(timeout=patience)
                 return _host_key(transport.get_remote_server_key())
         except Exception as error:
-            raise explain_fault(self.endpoint, error) from error
+            raise self._explain(watched, error) from error
         finally:
-            sock.close()
+            watched.close()
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str] | None, timeout: float) -> Exec:
+    def _drop(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.stop()
+        if self._connection is not None:
+            self._connection.client.close()
+        self._connection = self._keepalive = None
+
+    def _start(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, timeout: float, limit: float | None
+    ) -> Exec:
         transport = self.transport()
         with self._lock:
             self.requests += 1
-        return Exec(transport, command_line(argv, env), timeout)
+        return Exec(transport, command_line(argv, env, limit), timeout)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -174,7 +181,8 @@ class SshHost:
 
         quiet_paramiko()
         endpoint = self.endpoint
-        sock = self._socket()
+        watched = self._open_way()
+        patience = endpoint.connect_timeout + _LATER_S
         connection = None
         try:
             connection = Connection(
@@ -183,55 +191,57 @@ class SshHost:
                 port=endpoint.port,
                 config=Config(ssh_config=SSHConfig(), lazy=True),  # the Endpoint has all of it already
                 connect_kwargs={
-                    "sock": sock,
-                    "timeout": endpoint.connect_timeout,
-                    "banner_timeout": endpoint.connect_timeout,
-                    "auth_timeout": endpoint.connect_timeout,
-                    "channel_timeout": endpoint.connect_timeout,
+                    "sock": watched,
+                    "timeout": patience,
+                    "banner_timeout": patience,
+                    "auth_timeout": patience,
+                    "channel_timeout": DEAD_AFTER_S,
                     "key_filename": [str(path) for path in endpoint.identity_files],
                     "allow_agent": not endpoint.only_identity,
                     "look_for_keys": not endpoint.only_identity,
                     "transport_factory": self._new_transport,
                 },
             )
-            connection.client.set_missing_host_key_policy(_StrictPolicy(endpoint))
+            connection.client.set_missing_host_key_policy(_StrictPolicy(endpoint, watched))
             connection.open()
             self._check_open()
         except BaseException as error:
             if connection is not None:
                 connection.client.close()
-            sock.close()
+            watched.close()
             if isinstance(error, Exception):
-                raise explain_fault(endpoint, error) from error
+                raise self._explain(watched, error) from error
             raise
-        connection.transport.set_keepalive(KEEPALIVE_S)
+        watched.settled()
+        self._watched, self._keepalive = watched, Keepalive(connection.transport, watched)
+        self._keepalive.start()
         self.connections += 1
         return connection
 
-    def _socket(self) -> Any:
-        """Opens the way for the bytes: a TCP socket, a channel through the gateway, or a proxy command."""
+    def _open_way(self) -> WatchedSocket:
+        """Opens the way for the bytes: through the gateway's session, or one of our own."""
         endpoint = self.endpoint
-        if self.gateway is not None:
-            way = self.gateway.transport()
-            try:
-                return way.open_channel(
-                    "direct-tcpip",
-                    (endpoint.address, endpoint.port),
-                    ("127.0.0.1", 0),
-                    timeout=endpoint.connect_timeout,
-                )
-            except Exception as error:
-                raise explain_fault(
-                    endpoint, error, stage=f"forwarding through {self.gateway.name}"
-                ) from error
+        gateway = None if self.gateway is None else self.gateway.transport()
+        deadline = time.monotonic() + endpoint.connect_timeout
+        stage = "connect" if self.gateway is None else f"forwarding through {self.gateway.name}"
         try:
-            if endpoint.proxy_command is not None:
-                from paramiko.proxy import ProxyCommand
+            if gateway is None:
+                return WatchedSocket(dial(endpoint, deadline), deadline)
+            channel = gateway.open_channel(
+                "direct-tcpip",
+                (endpoint.address, endpoint.port),
+                ("127.0.0.1", 0),
+                timeout=endpoint.connect_timeout,
+            )
+        except Exception as error:
+            raise explain_fault(endpoint, error, stage) from error
+        return WatchedSocket(channel, deadline)
 
-                return ProxyCommand(endpoint.proxy_command)
-            return _tcp_socket(endpoint)
-        except OSError as error:
-            raise explain_fault(endpoint, error, stage="connect") from error
+    def _explain(self, watched: WatchedSocket, error: Exception) -> OrchError:
+        # A missed deadline looks like many things to paramiko; the socket knows better.
+        first = watched.fault if isinstance(watched.fault, TooSlowError) else error
+        said = watched.words() if self.endpoint.proxy_command is not None else ""
+        return explain_fault(self.endpoint, first, said=said)
 
     def _new_transport(self, sock: Any, **options: Any) -> Transport:
         """Makes a session that asks first for the key types that are on record for this host."""
@@ -247,7 +257,7 @@ class SshHost:
 
     def _too_slow(self, argv: Sequence[str], what: str) -> LinkError:
         return LinkError(
-            f"{self.name} ({self.endpoint.where}): {_shown(argv)} {what}; it may still be running there",
+            f"{self.name} ({self.endpoint.where}): {shown(argv)} {what}; it may still be running there",
             "look at the host's load and the link, then try again",
             host=self.name,
             address=self.endpoint.where,
@@ -256,33 +266,46 @@ class SshHost:
 
     def _broken(self, argv: Sequence[str], error: Exception) -> LinkError:
         return LinkError(
-            f"{self.name} ({self.endpoint.where}): the link broke while {_shown(argv)} ran: {error}; "
-            "what became of it is not known",
+            f"{self.name} ({self.endpoint.where}): the link broke while {shown(argv)} ran: "
+            f"{self._why() or error}; what became of it is not known",
             "try again once the host answers (`ssh` to it by hand shows whether it does)",
             host=self.name,
             address=self.endpoint.where,
             stage="session",
         )
 
+    def _why(self) -> str:
+        """Says which hop failed and how: the outermost one, since those behind it fall silent with it."""
+        if self.gateway is not None and (blamed := self.gateway._why()):
+            return f"its gateway {self.gateway.name} ({self.gateway.endpoint.where}): {blamed}"
+        watched = self._watched
+        if watched is None:
+            return ""
+        if watched.fault is not None:
+            return getattr(watched.fault, "strerror", None) or str(watched.fault)
+        silent = watched.silent_for()
+        return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
+
 
 class _StrictPolicy:
     """Called by paramiko with every host key, because none is ever loaded into its own store."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, watched: WatchedSocket) -> None:
+        self._endpoint, self._watched = endpoint, watched
 
     def missing_host_key(self, _client: Any, _hostname: str, key: PKey) -> None:
+        self._watched.stage = "login"
         check_host_key(self._endpoint, _host_key(key))
 
 
 def connect_retry() -> Retrying:
     """The policy for connecting: two more quick tries if refused or cut, never for a key or a login."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
     return Retrying(
         retry=retry_if_exception(is_transient),
         stop=stop_after_attempt(3),
-        wait=wait_fixed(0.2),
+        wait=wait_random(0.1, 0.6),  # many hosts that were cut at once do not all come back at once
         reraise=True,
     )
 
@@ -294,20 +317,5 @@ def quiet_paramiko() -> None:
         logger.addHandler(logging.NullHandler())
 
 
-def _tcp_socket(endpoint: Endpoint) -> socket.socket:
-    sock = socket.create_connection((endpoint.address, endpoint.port), timeout=endpoint.connect_timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, user_timeout, DEAD_AFTER_S * 1000)
-    return sock
-
-
 def _host_key(key: PKey) -> HostKey:
     return HostKey(key.get_name(), key.asbytes())
-
-
-def _shown(argv: Sequence[str]) -> str:
-    text = shlex.join(argv)
-    return f"`{text[:77]}…`" if len(text) > 80 else f"`{text}`"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.hosts.endpoint import Endpoint
+from orchestrator.hosts.known_hosts import host_pattern
 
 SSHD = shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}")
 
@@ -32,17 +33,29 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def openssh_server(folder: Path, host_key_kinds: tuple[str, ...] = ("ed25519",)) -> Iterator[Endpoint]:
-    """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it."""
+def openssh_server(
+    folder: Path,
+    host_key_kinds: tuple[str, ...] = ("ed25519",),
+    *,
+    name: str = "real",
+    address: str = "127.0.0.1",
+    settings: str = "",
+    netns: str = "",
+) -> Iterator[Endpoint]:
+    """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it.
+
+    `settings` are further lines of its configuration; with `netns` it listens in that network namespace.
+    """
     if SSHD is None:
         pytest.skip("OpenSSH's sshd is not installed (apt-get install openssh-server)")
-    home, port = folder / "home", free_port()
+    home, port = folder / "home", 22 if netns else free_port()
     home.mkdir()
+    known_as = host_pattern(address, port)
     public = [make_key(folder / f"host_{kind}", kind) for kind in host_key_kinds]
     (folder / "authorized_keys").write_text(make_key(folder / "user"))
-    (folder / "known_hosts").write_text("".join(f"[127.0.0.1]:{port} {line}" for line in public))
+    (folder / "known_hosts").write_text("".join(f"{known_as} {line}" for line in public))
     (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"{settings}\nPort {port}\nListenAddress {address}\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "UsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no\n"
         f"Subsystem sftp internal-sftp\nSetEnv HOME={home}\n"
         + "".join(f"HostKey {folder}/host_{kind}\n" for kind in host_key_kinds)
@@ -50,18 +63,22 @@ def openssh_server(folder: Path, host_key_kinds: tuple[str, ...] = ("ed25519",))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     with (folder / "sshd.log").open("wb") as log:
-        server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        inside = ["ip", "netns", "exec", netns] if netns else []
+        server = subprocess.Popen([*inside, SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
     try:
-        wait_for_port(port)
+        if netns:
+            wait_for_word(folder / "sshd.log", "Server listening")
+        else:
+            wait_for_port(port)
         yield Endpoint(
-            name="real",
-            trust_name="real",
-            address="127.0.0.1",
+            name=name,
+            trust_name=name,
+            address=address,
             port=port,
             user=getpass.getuser(),
             identity_files=(folder / "user",),
             known_hosts=(folder / "known_hosts",),
-            known_as=f"[127.0.0.1]:{port}",
+            known_as=known_as,
             gateway=None,
             proxy_command=None,
             connect_timeout=10,
@@ -82,6 +99,13 @@ def wait_for_port(port: int, seconds: float = 10) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def wait_for_word(file: Path, word: str, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while word not in file.read_text():
+        assert time.monotonic() < deadline, f"{file} does not say {word!r}: {file.read_text()}"
+        time.sleep(0.02)
 
 
 class Relay:
