@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import resolve_endpoint, resolve_entry
-from orchestrator.hosts.known_hosts import KnownHosts, record_key
+from orchestrator.hosts.known_hosts import record_key
 from orchestrator.hosts.ssh import SshHost
-from orchestrator.hosts.verify import refuse_changed_key, trust_command
+from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def _trust_hop(hop: Endpoint, confirm: Callable[[Offer], bool]) -> Trusted:
         key = host.fetch_host_key()
     finally:
         host.close()
-    verdict = KnownHosts(hop.known_hosts).judge(hop.known_as, key)
+    verdict = judge(hop, key)
     file = hop.known_hosts[0]
     if verdict.state == "known":
         return Trusted(hop.name, hop.where, key, verdict.entries[0].file, recorded=False)

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["HostKey", "KnownHosts", "KnownKey", "Verdict", "host_pattern", "record_key"]
+__all__ = ["HostKey", "KnownHosts", "KnownKey", "Verdict", "host_pattern", "matches_pattern", "record_key"]
 
 _PREFERRED = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """A server's public key: its type and its binary form."""
+    """A server's public key: its type and its binary form, and the certificate that came with it, if any."""
 
     kind: str
     blob: bytes
+    certificate: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -63,11 +64,13 @@ class KnownKey:
 class Verdict:
     """What the files say about a key that a host showed.
 
-    `state` is "known", "unknown", "changed" (other keys are on record, see `entries`) or "revoked".
+    `state` is "known", "unknown", "changed" (other keys are on record, see `entries`) or "revoked". `reason`
+    says what is wrong with a certificate that an authority on record should have vouched for.
     """
 
     state: str
     entries: tuple[KnownKey, ...] = ()
+    reason: str = ""
 
 
 def host_pattern(address: str, port: int) -> str:
@@ -172,15 +175,15 @@ def _matches(field: str, name: str) -> bool:
         return _matches_hash(field, name)
     matched = False
     for pattern in field.lower().split(","):
-        if _matches_pattern(pattern.removeprefix("!"), name):
+        if matches_pattern(pattern.removeprefix("!"), name):
             if pattern.startswith("!"):
                 return False
             matched = True
     return matched
 
 
-def _matches_pattern(pattern: str, name: str) -> bool:
-    """Only `*` and `?` are special, as in OpenSSH; brackets are part of `[host]:port`."""
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Says whether a pattern fits a name. Only `*` and `?` are special, as in OpenSSH, not brackets."""
     escaped = re.sub(r"[\[\]]", lambda found: f"[{found.group()}]", pattern)
     return fnmatch.fnmatchcase(name, escaped)
 

@@ -18,6 +18,7 @@ from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts.base import Completed, command_line, shown
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
 from orchestrator.hosts.dial import dial
+from orchestrator.hosts.hostcert import CERTIFICATE_KINDS
 from orchestrator.hosts.known_hosts import HostKey, KnownHosts
 from orchestrator.hosts.libraries import load_fabric
 from orchestrator.hosts.linkfault import explain_fault, is_transient
@@ -249,10 +250,12 @@ class SshHost:
 
         transport = Transport(sock, **options)
         security = transport.get_security_options()
-        wanted = KnownHosts(self.endpoint.known_hosts).kinds(self.endpoint.known_as)
-        names = [name for kind in wanted for name in (_RSA if kind == "ssh-rsa" else (kind,))]
-        first = [name for name in names if name in security.key_types]
-        security.key_types = (*first, *(name for name in security.key_types if name not in first))
+        book, name = KnownHosts(self.endpoint.known_hosts), self.endpoint.known_as
+        names = [kind for wanted in book.kinds(name) for kind in (_RSA if wanted == "ssh-rsa" else (wanted,))]
+        if any(entry.marker == "@cert-authority" for entry in book.entries(name)):
+            names = [*CERTIFICATE_KINDS, *names]
+        first = [kind for kind in names if kind in (*security.key_types, *CERTIFICATE_KINDS)]
+        security.key_types = (*first, *(other for other in security.key_types if other not in first))
         return transport
 
     def _too_slow(self, argv: Sequence[str], what: str) -> LinkError:
@@ -318,4 +321,5 @@ def quiet_paramiko() -> None:
 
 
 def _host_key(key: PKey) -> HostKey:
-    return HostKey(key.get_name(), key.asbytes())
+    certificate = key.public_blob
+    return HostKey(key.get_name(), key.asbytes(), certificate.key_blob if certificate else b"")

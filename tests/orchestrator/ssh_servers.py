@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,12 @@ def openssh_server(
     address: str = "127.0.0.1",
     settings: str = "",
     netns: str = "",
+    prepare: Callable[[Path], str] | None = None,
 ) -> Iterator[Endpoint]:
     """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it.
 
     `settings` are further lines of its configuration; with `netns` it listens in that network namespace.
+    `prepare` gets the folder once its keys are there and returns further lines too.
     """
     if SSHD is None:
         pytest.skip("OpenSSH's sshd is not installed (apt-get install openssh-server)")
@@ -54,6 +56,8 @@ def openssh_server(
     public = [make_key(folder / f"host_{kind}", kind) for kind in host_key_kinds]
     (folder / "authorized_keys").write_text(make_key(folder / "user"))
     (folder / "known_hosts").write_text("".join(f"{known_as} {line}" for line in public))
+    if prepare is not None:
+        settings += "\n" + prepare(folder)
     (folder / "sshd_config").write_text(
         f"{settings}\nPort {port}\nListenAddress {address}\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "UsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no\n"
