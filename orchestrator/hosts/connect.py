@@ -90,4 +90,10 @@ def _trust_hop(hop: Endpoint, confirm: Callable[[Offer], bool]) -> Trusted:
             host=hop.name,
             stage="host key",
         )
-    return Trusted(hop.name, hop.where, key, file, recorded=record_key(file, hop.known_as, key))
+    return Trusted(
+        hop.name,
+        hop.where,
+        key,
+        file,
+        recorded=record_key(file, hop.known_as, key, hashed=hop.hash_known_hosts),
+    )

@@ -112,14 +112,14 @@ class KnownHosts:
         )
 
 
-def record_key(file: Path, name: str, key: HostKey) -> bool:
-    """Puts a key on record. Returns False if it already was.
+def record_key(file: Path, name: str, key: HostKey, *, hashed: bool = False) -> bool:
+    """Puts a key on record, under its name or a hash of that. Returns False if it already was.
 
     The file is made with mode 0600 if it is not there; the caller has checked that no other key is on record.
     """
     if any(entry.key.blob == key.blob and not entry.marker for entry in _read(file, name)):
         return False
-    line = f"{name} {key.kind} {base64.b64encode(key.blob).decode()}\n".encode()
+    line = f"{_hashed(name) if hashed else name} {key.kind} {base64.b64encode(key.blob).decode()}\n".encode()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -186,6 +186,12 @@ def matches_pattern(pattern: str, name: str) -> bool:
     """Says whether a pattern fits a name. Only `*` and `?` are special, as in OpenSSH, not brackets."""
     escaped = re.sub(r"[\[\]]", lambda found: f"[{found.group()}]", pattern)
     return fnmatch.fnmatchcase(name, escaped)
+
+
+def _hashed(name: str) -> str:
+    salt = os.urandom(20)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
 def _matches_hash(field: str, name: str) -> bool:

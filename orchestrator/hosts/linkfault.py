@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError, OrchError
 from orchestrator.hosts.dial import LookupTooSlowError
+from orchestrator.hosts.login import LoginError
 from orchestrator.hosts.watched import TooSlowError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def is_transient(error: BaseException) -> bool:
 
 def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, str, str, bool]:
     """Returns stage, what happened, what to do, and whether a quick second try makes sense."""
-    from paramiko.ssh_exception import AuthenticationException, ChannelException, IncompatiblePeer
+    from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
     if isinstance(error, TooSlowError):
         return _timed_out(endpoint, error.stage)
@@ -69,7 +70,7 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
             _REFUSED_HINT,
             False,
         )
-    if isinstance(error, AuthenticationException):
+    if isinstance(error, LoginError):
         return _classify_login(endpoint, error)
     if isinstance(error, IncompatiblePeer):
         return "key exchange", f"no common algorithm: {error}", "update the host's SSH server", False
@@ -89,8 +90,6 @@ def _classify_text(endpoint: Endpoint, error: Exception, stage: str) -> tuple[st
             return _timed_out(endpoint, "banner")
         cut = isinstance(cause, (EOFError, ConnectionError))
         return "banner", "no SSH server answered there (its greeting did not come)", _CUT_HINT, cut
-    if "No authentication methods" in text:
-        return _classify_login(endpoint, error)
     # paramiko lets a handshake that takes too long end without a word, and misses the session afterwards
     if "imeout" in text or "timed out" in text.lower() or "No existing session" in text:
         return _timed_out(endpoint, stage or "key exchange")
@@ -104,27 +103,34 @@ def _timed_out(endpoint: Endpoint, stage: str) -> tuple[str, str, str, bool]:
     return stage, what, f"{_ADDRESS_HINT}; `connect_timeout:` in the inventory allows it more time", False
 
 
-def _classify_login(endpoint: Endpoint, error: Exception) -> tuple[str, str, str, bool]:
-    from paramiko.ssh_exception import PasswordRequiredException
-
+def _classify_login(endpoint: Endpoint, error: LoginError) -> tuple[str, str, str, bool]:
     user = endpoint.user or "the current user"
-    files = ", ".join(map(str, endpoint.identity_files))
-    if isinstance(error, PasswordRequiredException):
-        what = f"the key {files or '(a default key)'} has a passphrase"
-        return "login", what, "add it to the agent: `ssh-add`", False
-    tried = (
-        files
-        if endpoint.only_identity
-        else ", ".join(filter(None, (files, "the agent's and the default keys")))
+    if error.second_factor:
+        what = f"accepted the key of {user} and asks for {' or '.join(error.allowed)} too, which orch cannot answer"
+        return "login", what, _BY_HAND_HINT, False
+    if error.locked and not error.tried:
+        return "login", f"the key {', '.join(error.locked)} has a passphrase", _LOCKED_HINT, False
+    if error.allowed and "publickey" not in error.allowed:
+        what = f"lets nobody in by key: it asks for {' or '.join(error.allowed)}, which orch cannot answer"
+        return "login", what, _BY_HAND_HINT, False
+    if not error.tried:
+        what = f"there is no key to log in with as {user}"
+    else:
+        what = f"the host did not accept {user} with {', '.join(error.tried)}"
+    passed_over = [*(f"{path} (has a passphrase)" for path in error.locked), *error.unusable]
+    if passed_over:
+        what += f"; passed over: {'; '.join(passed_over)}"
+    hint = (
+        f"add the public key to ~/.ssh/authorized_keys of {user} there, or correct `user:`, `identity_file:`"
     )
-    return (
-        "login",
-        f"the host did not accept {user} with {tried} ({error})",
-        f"add the public key to ~/.ssh/authorized_keys of {user} there, or correct `user:`, `identity_file:`",
-        False,
-    )
+    return "login", what, f"{hint}; {_LOCKED_HINT}" if error.locked else hint, False
 
 
+_LOCKED_HINT = "add it to the agent: `ssh-add`"
+_BY_HAND_HINT = (
+    "open a session by hand with ControlMaster in ~/.ssh/config, and set `transport: openssh` for this host in the "
+    "inventory: it uses that session"
+)
 _ADDRESS_HINT = (
     "check `address:` and `port:` in the inventory, and that the host is up and reachable from here"
 )

@@ -8,38 +8,31 @@ LinkError and opens nothing. Nothing of fabric or paramiko is imported before th
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts.base import Completed, command_line, shown
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
 from orchestrator.hosts.dial import dial
-from orchestrator.hosts.hostcert import CERTIFICATE_KINDS
-from orchestrator.hosts.known_hosts import HostKey, KnownHosts
 from orchestrator.hosts.libraries import load_fabric
 from orchestrator.hosts.linkfault import explain_fault, is_transient
-from orchestrator.hosts.verify import check_host_key
-from orchestrator.hosts.watched import DEAD_AFTER_S, KEEPALIVE_S, Keepalive, TooSlowError, WatchedSocket
+from orchestrator.hosts.session import fetch_host_key, open_session
+from orchestrator.hosts.watched import KEEPALIVE_S, Keepalive, WatchedSocket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabric import Connection
-    from paramiko.pkey import PKey
     from paramiko.transport import Transport
     from tenacity import Retrying
 
-    from orchestrator.errors import OrchError
     from orchestrator.hosts.endpoint import Endpoint
+    from orchestrator.hosts.known_hosts import HostKey
 
 __all__ = ["SshHost"]
-
-_LATER_S = 5.0  # paramiko's own limits, a step at a time, come after the hop's one deadline
-_RSA = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
 
 
 class SshHost:
@@ -139,17 +132,7 @@ class SshHost:
         return connect_retry()(self._fetch_host_key)
 
     def _fetch_host_key(self) -> HostKey:
-        quiet_paramiko()
-        watched = self._open_way()
-        try:
-            with closing(self._new_transport(watched)) as transport:
-                transport.banner_timeout = patience = self.endpoint.connect_timeout + _LATER_S
-                transport.start_client(timeout=patience)
-                return _host_key(transport.get_remote_server_key())
-        except Exception as error:
-            raise self._explain(watched, error) from error
-        finally:
-            watched.close()
+        return fetch_host_key(self.endpoint, self._open_way())
 
     def _drop(self) -> None:
         if self._keepalive is not None:
@@ -177,46 +160,15 @@ class SshHost:
 
     def _connect(self) -> Connection:
         self._check_open()
-        from fabric import Config, Connection
-        from paramiko.config import SSHConfig
-
-        quiet_paramiko()
-        endpoint = self.endpoint
         watched = self._open_way()
-        patience = endpoint.connect_timeout + _LATER_S
-        connection = None
-        try:
-            connection = Connection(
-                endpoint.address,
-                user=endpoint.user,
-                port=endpoint.port,
-                config=Config(ssh_config=SSHConfig(), lazy=True),  # the Endpoint has all of it already
-                connect_kwargs={
-                    "sock": watched,
-                    "timeout": patience,
-                    "banner_timeout": patience,
-                    "auth_timeout": patience,
-                    "channel_timeout": DEAD_AFTER_S,
-                    "key_filename": [str(path) for path in endpoint.identity_files],
-                    "allow_agent": not endpoint.only_identity,
-                    "look_for_keys": not endpoint.only_identity,
-                    "transport_factory": self._new_transport,
-                },
-            )
-            connection.client.set_missing_host_key_policy(_StrictPolicy(endpoint, watched))
-            connection.open()
-            self._check_open()
-        except BaseException as error:
-            if connection is not None:
-                connection.client.close()
-            watched.close()
-            if isinstance(error, Exception):
-                raise self._explain(watched, error) from error
-            raise
-        watched.settled()
+        connection = open_session(self.endpoint, watched)
         self._watched, self._keepalive = watched, Keepalive(connection.transport, watched)
         self._keepalive.start()
         self.connections += 1
+        if self._closed:  # while it was being opened
+            self._drop()
+            connection.client.close()
+            self._check_open()
         return connection
 
     def _open_way(self) -> WatchedSocket:
@@ -237,26 +189,6 @@ class SshHost:
         except Exception as error:
             raise explain_fault(endpoint, error, stage) from error
         return WatchedSocket(channel, deadline)
-
-    def _explain(self, watched: WatchedSocket, error: Exception) -> OrchError:
-        # A missed deadline looks like many things to paramiko; the socket knows better.
-        first = watched.fault if isinstance(watched.fault, TooSlowError) else error
-        said = watched.words() if self.endpoint.proxy_command is not None else ""
-        return explain_fault(self.endpoint, first, said=said)
-
-    def _new_transport(self, sock: Any, **options: Any) -> Transport:
-        """Makes a session that asks first for the key types that are on record for this host."""
-        from paramiko.transport import Transport
-
-        transport = Transport(sock, **options)
-        security = transport.get_security_options()
-        book, name = KnownHosts(self.endpoint.known_hosts), self.endpoint.known_as
-        names = [kind for wanted in book.kinds(name) for kind in (_RSA if wanted == "ssh-rsa" else (wanted,))]
-        if any(entry.marker == "@cert-authority" for entry in book.entries(name)):
-            names = [*CERTIFICATE_KINDS, *names]
-        first = [kind for kind in names if kind in (*security.key_types, *CERTIFICATE_KINDS)]
-        security.key_types = (*first, *(other for other in security.key_types if other not in first))
-        return transport
 
     def _too_slow(self, argv: Sequence[str], what: str) -> LinkError:
         return LinkError(
@@ -290,17 +222,6 @@ class SshHost:
         return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
 
 
-class _StrictPolicy:
-    """Called by paramiko with every host key, because none is ever loaded into its own store."""
-
-    def __init__(self, endpoint: Endpoint, watched: WatchedSocket) -> None:
-        self._endpoint, self._watched = endpoint, watched
-
-    def missing_host_key(self, _client: Any, _hostname: str, key: PKey) -> None:
-        self._watched.stage = "login"
-        check_host_key(self._endpoint, _host_key(key))
-
-
 def connect_retry() -> Retrying:
     """The policy for connecting: two more quick tries if refused or cut, never for a key or a login."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
@@ -311,15 +232,3 @@ def connect_retry() -> Retrying:
         wait=wait_random(0.1, 0.6),  # many hosts that were cut at once do not all come back at once
         reraise=True,
     )
-
-
-def quiet_paramiko() -> None:
-    """Keeps paramiko's thread tracebacks off stderr; whoever configures logging still gets them."""
-    logger = logging.getLogger("paramiko")
-    if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.addHandler(logging.NullHandler())
-
-
-def _host_key(key: PKey) -> HostKey:
-    certificate = key.public_blob
-    return HostKey(key.get_name(), key.asbytes(), certificate.key_blob if certificate else b"")

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, HostFailedError, LinkError
 from orchestrator.hosts import open_host, trust
-from orchestrator.hosts.endpoint import Endpoint, resolve_alias, resolve_endpoint
+from orchestrator.hosts.endpoint import Endpoint, resolve_endpoint
 from orchestrator.hosts.ssh import SshHost
+from orchestrator.hosts.sshconfig import resolve_alias
 from orchestrator.inventory import HostEntry, Inventory, load_inventory
 from tests.conftest import REPO
 from tests.orchestrator.ssh_servers import Relay, free_port, make_key, openssh_server
@@ -642,7 +643,7 @@ def test_an_ssh_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> No
     file = tmp_path / "config"
     file.write_bytes(b"Host a\n  \xff\xfe\n")
     with pytest.raises(ConfigError) as caught:
-        resolve_alias("a", (file,))
+        resolve_alias("a", files=(file,))
     assert str(file) in caught.value.message
 
 

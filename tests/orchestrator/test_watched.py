@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import LinkError
-from orchestrator.hosts import dial, watched
+from orchestrator.hosts import dial, login, session, watched
 from orchestrator.hosts.endpoint import Endpoint, resolve_endpoint
 from orchestrator.hosts.ssh import SshHost
 from orchestrator.inventory import load_inventory
@@ -142,24 +143,15 @@ def test_the_whole_handshake_has_one_deadline_however_slowly_bytes_drip(endpoint
     assert error.details["stage"] in ("banner", "key exchange")
 
 
-def test_a_login_that_hangs_meets_the_hops_deadline(endpoint: Endpoint, relay: Relay) -> None:
-    held = replace(endpoint, port=relay.port, connect_timeout=2)
-    with closing(SshHost(held)) as host:
-        host.gateway = None
-        connect = host._new_transport
+def test_a_login_that_hangs_meets_the_hops_deadline(
+    endpoint: Endpoint, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*arguments: Any) -> None:
+        relay.silence()
+        login.log_in(*arguments)
 
-        def silent_after_keys(sock: object, **options: object) -> object:
-            transport = connect(sock, **options)
-            start = transport.start_client
-
-            def start_client(*args: object, **more: object) -> None:
-                start(*args, **more)
-                relay.silence()
-
-            transport.start_client = start_client
-            return transport
-
-        host._new_transport = silent_after_keys  # type: ignore[method-assign]
+    monkeypatch.setattr(session, "log_in", silent)
+    with closing(SshHost(replace(endpoint, port=relay.port, connect_timeout=2))) as host:
         error = broken(lambda: host.run(["true"]), within=6)
     assert error.details["stage"] == "login"
     assert "no answer within 2 s" in error.message
