@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Completed", "Host", "Named", "command_line", "shown"]
+__all__ = ["Completed", "Host", "Named", "command_line", "command_words", "shown"]
 
 _REMOTE_MARGIN_S = 1  # the deadline here comes first; the one there ends what is left of the program
 _SHOWN = 80
@@ -35,7 +35,7 @@ class Completed:
 
 
 class Host(Protocol):
-    """A machine that runs programs. Implementations: `ssh.SshHost`, `local.LocalHost`."""
+    """A machine that runs programs. Implementations: `ssh.SshHost`, `openssh.OpensshHost`, `local.LocalHost`."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,14 @@ def shown(argv: Sequence[str]) -> str:
 def command_line(
     argv: Sequence[str], env: Mapping[str, str] | None = None, limit: float | None = None
 ) -> str:
-    """Returns the one shell line for an argv list: the only place where anything is quoted for a shell.
+    """Returns the one shell line for an argv list: the only place where anything is quoted for a shell."""
+    return shlex.join(command_words(argv, env, limit))
+
+
+def command_words(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, limit: float | None = None
+) -> list[str]:
+    """Returns the argv list that runs a program with an environment and a limit.
 
     With a `limit` (seconds) the program and its children are ended there shortly after it, whether or not
     anybody here is left to ask for that.
@@ -100,4 +107,4 @@ def command_line(
         words = ["env", *(f"{key}={value}" for key, value in env.items()), *words]
     if limit is not None:
         words = ["sh", "-c", _LIMITED, "orch", str(math.ceil(limit) + _REMOTE_MARGIN_S), *words]
-    return shlex.join(words)
+    return words

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import resolve_endpoint, resolve_entry
 from orchestrator.hosts.known_hosts import record_key
+from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
 from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
 
@@ -47,14 +48,15 @@ class Trusted:
     recorded: bool
 
 
-def open_host(inventory: Inventory, name: str) -> SshHost:
-    """Returns a host of the inventory, not yet connected.
+def open_host(inventory: Inventory, name: str) -> SshHost | OpensshHost:
+    """Returns a host of the inventory, not yet connected, over the transport that its entry names.
 
     Raises:
         ConfigError: there is no such host.
         LinkError: it is a sandbox host and the sandbox is down.
     """
-    return SshHost(resolve_endpoint(inventory, name))
+    endpoint = resolve_endpoint(inventory, name)
+    return OpensshHost(endpoint) if inventory.host(name).transport == "openssh" else SshHost(endpoint)
 
 
 def trust(inventory: Inventory, name: str, confirm: Callable[[Offer], bool]) -> list[Trusted]:

@@ -34,6 +34,7 @@ class Endpoint:
     for `orch hosts trust`. `known_hosts[0]` is the file that new keys are recorded in (hashed, if so asked for).
     Keys to log in with: the files that were named (`identity_files`), the agent's, and ssh's usual files; with
     `identities_only` of the agent's only those that have such a file, with `only_identity` only those files.
+    `alias` is what a person types after `ssh`; None if ssh's configuration says nothing about this hop.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Endpoint:
     identities_only: bool = False
     identity_agent: str | None = None
     hash_known_hosts: bool = False
+    alias: str | None = None
+    control_path: str | None = None
 
     @property
     def where(self) -> str:
@@ -85,17 +88,29 @@ def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:
     """
     entry = inventory.host(name)
     gateway = resolve_endpoint(inventory, entry.gateway) if entry.gateway else None
+    if (
+        entry.gateway
+        and entry.transport != "openssh"
+        and inventory.host(entry.gateway).transport == "openssh"
+    ):
+        raise ConfigError(
+            f"{inventory.path}: hosts.{name}: its gateway {entry.gateway} has `transport: openssh`",
+            f"give hosts.{name} `transport: openssh` too: only the ssh program can use the session that it shares",
+        )
     if entry.sandbox is not None:
         return _sandbox_endpoint(inventory, entry, gateway)
-    alias = resolve_alias(entry.address or entry.name, entry.user, entry.port)
+    typed = entry.address or entry.name
+    alias = resolve_alias(typed, entry.user, entry.port)
     if gateway is None and alias.proxy_jump:
-        gateway = _jump_hops(alias.proxy_jump, entry, (entry.address or entry.name,))
+        gateway = _jump_hops(alias.proxy_jump, entry, (typed,))
     recorded = (inventory.resolve(entry.known_hosts),) if entry.known_hosts else ()
-    return _aliased_endpoint(alias, entry, entry.name, gateway, _own_identity(inventory, entry), recorded)
+    identity = _own_identity(inventory, entry)
+    return _aliased_endpoint(alias, typed, entry, entry.name, gateway, identity, recorded)
 
 
 def _aliased_endpoint(
     alias: Alias,
+    typed: str,
     entry: HostEntry,
     name: str,
     gateway: Endpoint | None,
@@ -123,6 +138,8 @@ def _aliased_endpoint(
         identities_only=alias.identities_only,
         identity_agent=alias.identity_agent,
         hash_known_hosts=alias.hash_known_hosts,
+        alias=typed,
+        control_path=alias.control_path,
     )
 
 
@@ -164,7 +181,7 @@ def _jump_hops(jumps: tuple[str, ...], entry: HostEntry, way: tuple[str, ...]) -
                     f"exempt the jump host (`Host * !{host}`, or `ProxyJump none` for it) in ~/.ssh/config",
                 )
             hop = _jump_hops(alias.proxy_jump, entry, (*way, host))
-        hop = _aliased_endpoint(alias, entry, host, hop)
+        hop = _aliased_endpoint(alias, host, entry, host, hop)
     if hop is None:
         raise ConfigError(
             f"{entry.name}: ProxyJump in the ssh configuration names no host", "correct ~/.ssh/config"

@@ -5,15 +5,30 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import LinkError, OrchError
+from orchestrator.errors import HostFailedError, LinkError, OrchError
+from orchestrator.hosts.base import shown
 from orchestrator.hosts.dial import LookupTooSlowError
 from orchestrator.hosts.login import LoginError
 from orchestrator.hosts.watched import TooSlowError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenacity import Retrying
+
     from orchestrator.hosts.endpoint import Endpoint
 
-__all__ = ["explain_fault", "is_transient"]
+__all__ = [
+    "ADDRESS_HINT",
+    "CUT_HINT",
+    "REFUSED_HINT",
+    "broken_link",
+    "closed_here",
+    "connect_retry",
+    "explain_fault",
+    "overdue",
+    "program_failed",
+]
 
 
 def explain_fault(endpoint: Endpoint, error: Exception, stage: str = "", said: str = "") -> OrchError:
@@ -40,9 +55,67 @@ def explain_fault(endpoint: Endpoint, error: Exception, stage: str = "", said: s
     )
 
 
-def is_transient(error: BaseException) -> bool:
+def connect_retry() -> Retrying:
+    """The policy for connecting: two more quick tries if refused or cut, never for a key or a login."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+
+    return Retrying(
+        retry=retry_if_exception(_is_transient),
+        stop=stop_after_attempt(3),
+        wait=wait_random(0.1, 0.6),  # many hosts that were cut at once do not all come back at once
+        reraise=True,
+    )
+
+
+def _is_transient(error: BaseException) -> bool:
     """Says whether a quick second try may not meet the fault again: refused or cut before it stood."""
     return isinstance(error, LinkError) and bool(error.details.get("transient"))
+
+
+def overdue(endpoint: Endpoint, argv: Sequence[str], what: str) -> LinkError:
+    """Returns the error for a program that a deadline has met."""
+    return LinkError(
+        f"{endpoint.name} ({endpoint.where}): {shown(argv)} {what}; it may still be running there",
+        "look at the host's load and the link, then try again",
+        host=endpoint.name,
+        address=endpoint.where,
+        stage="deadline",
+    )
+
+
+def broken_link(endpoint: Endpoint, argv: Sequence[str], why: str) -> LinkError:
+    """Returns the error for a link that broke while a program ran."""
+    return LinkError(
+        f"{endpoint.name} ({endpoint.where}): the link broke while {shown(argv)} ran: {why}; "
+        "what became of it is not known",
+        "try again once the host answers (`ssh` to it by hand shows whether it does)",
+        host=endpoint.name,
+        address=endpoint.where,
+        stage="session",
+    )
+
+
+def closed_here(endpoint: Endpoint) -> LinkError:
+    """Returns the error for whoever still uses a host that was closed."""
+    return LinkError(
+        f"{endpoint.name} ({endpoint.where}): the connection was closed here",
+        "run the command again",
+        host=endpoint.name,
+        stage="closed",
+    )
+
+
+def program_failed(endpoint: Endpoint, argv: Sequence[str], code: int, errors: bytes) -> HostFailedError:
+    """Returns the error for a streamed program that did not exit with 0."""
+    ended = f"exited with {code}" if code > 0 else "died of a signal"
+    text = errors.decode("utf-8", "replace").strip()[-2000:]
+    return HostFailedError(
+        f"{endpoint.name}: {shown(argv)} {ended}" + (f": {text}" if text else ""),
+        f"run it on {endpoint.name} by hand to see more",
+        host=endpoint.name,
+        exit_code=code,
+        stderr=text,
+    )
 
 
 def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, str, str, bool]:
@@ -57,17 +130,17 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
         return (
             "dns",
             f"the name {endpoint.address!r} cannot be resolved: {error.strerror}",
-            _ADDRESS_HINT,
+            ADDRESS_HINT,
             False,
         )
     if isinstance(error, ConnectionRefusedError):
-        hint = _SANDBOX_HINT if endpoint.sandbox else _REFUSED_HINT
+        hint = _SANDBOX_HINT if endpoint.sandbox else REFUSED_HINT
         return "connect", "connection refused: nothing listens there", hint, True
     if isinstance(error, ChannelException):
         return (
             stage or "channel",
             f"{stage or 'opening a channel'} failed: {error.text}",
-            _REFUSED_HINT,
+            REFUSED_HINT,
             False,
         )
     if isinstance(error, LoginError):
@@ -77,7 +150,7 @@ def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, st
     if isinstance(error, TimeoutError):
         return _timed_out(endpoint, stage or "connect")
     if isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)):
-        return stage or "key exchange", "the connection was cut before the session stood", _CUT_HINT, True
+        return stage or "key exchange", "the connection was cut before the session stood", CUT_HINT, True
     return _classify_text(endpoint, error, stage)
 
 
@@ -89,18 +162,18 @@ def _classify_text(endpoint: Endpoint, error: Exception, stage: str) -> tuple[st
         if isinstance(cause, TimeoutError):
             return _timed_out(endpoint, "banner")
         cut = isinstance(cause, (EOFError, ConnectionError))
-        return "banner", "no SSH server answered there (its greeting did not come)", _CUT_HINT, cut
+        return "banner", "no SSH server answered there (its greeting did not come)", CUT_HINT, cut
     # paramiko lets a handshake that takes too long end without a word, and misses the session afterwards
     if "imeout" in text or "timed out" in text.lower() or "No existing session" in text:
         return _timed_out(endpoint, stage or "key exchange")
     if isinstance(error, OSError):
-        return stage or "connect", f"cannot be reached: {error.strerror or text}", _ADDRESS_HINT, False
-    return stage or "session", f"the session could not be opened: {text}", _CUT_HINT, False
+        return stage or "connect", f"cannot be reached: {error.strerror or text}", ADDRESS_HINT, False
+    return stage or "session", f"the session could not be opened: {text}", CUT_HINT, False
 
 
 def _timed_out(endpoint: Endpoint, stage: str) -> tuple[str, str, str, bool]:
     what = f"no answer within {endpoint.connect_timeout:g} s (stage: {stage})"
-    return stage, what, f"{_ADDRESS_HINT}; `connect_timeout:` in the inventory allows it more time", False
+    return stage, what, f"{ADDRESS_HINT}; `connect_timeout:` in the inventory allows it more time", False
 
 
 def _classify_login(endpoint: Endpoint, error: LoginError) -> tuple[str, str, str, bool]:
@@ -131,9 +204,9 @@ _BY_HAND_HINT = (
     "open a session by hand with ControlMaster in ~/.ssh/config, and set `transport: openssh` for this host in the "
     "inventory: it uses that session"
 )
-_ADDRESS_HINT = (
+ADDRESS_HINT = (
     "check `address:` and `port:` in the inventory, and that the host is up and reachable from here"
 )
-_REFUSED_HINT = "check `port:` in the inventory and that the host's SSH server runs"
+REFUSED_HINT = "check `port:` in the inventory and that the host's SSH server runs"
 _SANDBOX_HINT = "this host is in the sandbox, whose server is gone: run `orch sandbox up`"
-_CUT_HINT = "check that an SSH server listens at this address and port, and its log for the reason"
+CUT_HINT = "check that an SSH server listens at this address and port, and its log for the reason"

@@ -13,12 +13,18 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import HostFailedError, LinkError
-from orchestrator.hosts.base import Completed, command_line, shown
+from orchestrator.hosts.base import Completed, command_line
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
 from orchestrator.hosts.dial import dial
 from orchestrator.hosts.libraries import load_fabric
-from orchestrator.hosts.linkfault import explain_fault, is_transient
+from orchestrator.hosts.linkfault import (
+    broken_link,
+    closed_here,
+    connect_retry,
+    explain_fault,
+    overdue,
+    program_failed,
+)
 from orchestrator.hosts.session import fetch_host_key, open_session
 from orchestrator.hosts.watched import KEEPALIVE_S, Keepalive, WatchedSocket
 
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
 
     from fabric import Connection
     from paramiko.transport import Transport
-    from tenacity import Retrying
 
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.known_hosts import HostKey
@@ -71,9 +76,9 @@ class SshHost:
         try:
             return Completed(*self._start(argv, env, timeout, limit=timeout).run(pieces))
         except DeadlineError as error:
-            raise self._too_slow(argv, f"did not end within {timeout:g} s") from error
+            raise overdue(self.endpoint, argv, f"did not end within {timeout:g} s") from error
         except BrokenLinkError as error:
-            raise self._broken(argv, error) from error
+            raise broken_link(self.endpoint, argv, self._why() or str(error)) from error
 
     def stream(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
@@ -84,19 +89,15 @@ class SshHost:
                 yield from program.stream(timeout)
                 code, errors = program.finish(timeout)
         except DeadlineError as error:
-            raise self._too_slow(argv, f"was silent for {timeout:g} s") from error
+            raise overdue(self.endpoint, argv, f"was silent for {timeout:g} s") from error
         except BrokenLinkError as error:
-            raise self._broken(argv, error) from error
+            raise broken_link(self.endpoint, argv, self._why() or str(error)) from error
         if code != 0:
-            ended = f"exited with {code}" if code > 0 else "died of a signal"
-            text = errors.decode("utf-8", "replace").strip()[-2000:]
-            raise HostFailedError(
-                f"{self.name}: {shown(argv)} {ended}" + (f": {text}" if text else ""),
-                f"run it on {self.name} by hand to see more",
-                host=self.name,
-                exit_code=code,
-                stderr=text,
-            )
+            raise program_failed(self.endpoint, argv, code, errors)
+
+    def connect(self) -> None:
+        """Opens the session now. Raises LinkError."""
+        self.transport()
 
     def close(self) -> None:
         """Closes the session and those of its gateways, for good."""
@@ -151,12 +152,7 @@ class SshHost:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LinkError(
-                f"{self.name} ({self.endpoint.where}): the connection was closed here",
-                "run the command again",
-                host=self.name,
-                stage="closed",
-            )
+            raise closed_here(self.endpoint)
 
     def _connect(self) -> Connection:
         self._check_open()
@@ -190,25 +186,6 @@ class SshHost:
             raise explain_fault(endpoint, error, stage) from error
         return WatchedSocket(channel, deadline)
 
-    def _too_slow(self, argv: Sequence[str], what: str) -> LinkError:
-        return LinkError(
-            f"{self.name} ({self.endpoint.where}): {shown(argv)} {what}; it may still be running there",
-            "look at the host's load and the link, then try again",
-            host=self.name,
-            address=self.endpoint.where,
-            stage="deadline",
-        )
-
-    def _broken(self, argv: Sequence[str], error: Exception) -> LinkError:
-        return LinkError(
-            f"{self.name} ({self.endpoint.where}): the link broke while {shown(argv)} ran: "
-            f"{self._why() or error}; what became of it is not known",
-            "try again once the host answers (`ssh` to it by hand shows whether it does)",
-            host=self.name,
-            address=self.endpoint.where,
-            stage="session",
-        )
-
     def _why(self) -> str:
         """Says which hop failed and how: the outermost one, since those behind it fall silent with it."""
         if self.gateway is not None and (blamed := self.gateway._why()):
@@ -220,15 +197,3 @@ class SshHost:
             return getattr(watched.fault, "strerror", None) or str(watched.fault)
         silent = watched.silent_for()
         return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
-
-
-def connect_retry() -> Retrying:
-    """The policy for connecting: two more quick tries if refused or cut, never for a key or a login."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
-
-    return Retrying(
-        retry=retry_if_exception(is_transient),
-        stop=stop_after_attempt(3),
-        wait=wait_random(0.1, 0.6),  # many hosts that were cut at once do not all come back at once
-        reraise=True,
-    )

@@ -26,7 +26,7 @@ from orchestrator.hosts.libraries import load_paramiko
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DEFAULT_IDENTITIES", "Alias", "resolve_alias"]
+__all__ = ["DEFAULT_IDENTITIES", "Alias", "followed_home", "resolve_alias"]
 
 DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 _LIMIT_S = 30.0  # `Match exec` may run anything
@@ -87,7 +87,7 @@ def resolve_alias(
 
 
 def _ask_openssh(program: str, address: str, user: str | None, port: int | None) -> dict[str, list[str]]:
-    argv = [program, "-T", "-G", *_followed_home()]
+    argv = [program, "-T", "-G", *followed_home()]
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
     argv += ["--", address]
@@ -108,7 +108,7 @@ def _ask_openssh(program: str, address: str, user: str | None, port: int | None)
         options[key.lower()].append(value)
     for key in ("userknownhostsfile", "globalknownhostsfile"):  # lists on one line, and not quoted
         options[key] = [path for value in options[key] for path in _PATH_START.split(value)]
-    if _followed_home():
+    if followed_home():
         own = f"{_passwd_home()}/.ssh/"
         options["userknownhostsfile"] = [
             f"~/.ssh/{path.removeprefix(own)}" if path.startswith(own) else path
@@ -124,7 +124,7 @@ def _passwd_home() -> str:
         return ""
 
 
-def _followed_home() -> list[str]:
+def followed_home() -> list[str]:
     """Options that make ssh follow HOME, where that is not what it takes by itself."""
     home = Path.home()
     if str(home) == _passwd_home():

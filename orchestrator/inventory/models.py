@@ -80,6 +80,7 @@ class HostEntry(Entry):
     gpus: tuple[Annotated[int, Field(ge=0)] | Text, ...] | None = None
     env: dict[str, str] = Field(default_factory=dict)
     launcher: Literal["process"] = "process"
+    transport: Literal["fabric", "openssh"] = "fabric"
     lock_dir: Text | None = None
     connect_timeout: float = Field(default=15.0, gt=0, le=600)
 

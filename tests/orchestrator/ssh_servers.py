@@ -93,6 +93,27 @@ def openssh_server(
         server.wait(timeout=10)
 
 
+@contextlib.contextmanager
+def sshd_chain(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Runs the hosts outer, middle and inner, to be reached through one another.
+
+    Yields:
+        ssh's configuration for them, which allows what it can, and their lines for known_hosts.
+    """
+    with contextlib.ExitStack() as stack:
+        blocks, lines = [], []
+        for number, name in enumerate(("outer", "middle", "inner")):
+            (folder / name).mkdir()
+            found = stack.enter_context(openssh_server(folder / name, name=name))
+            jump = f"  ProxyJump {('outer', 'middle')[number - 1]}\n" if number else ""
+            blocks.append(
+                f"Host {name}\n  HostName 127.0.0.1\n  Port {found.port}\n  User {found.user}\n{jump}"
+                f"  IdentityFile {found.identity_files[0]}\n  StrictHostKeyChecking no\n"
+            )
+            lines.append(found.known_hosts[0].read_text())
+        yield "".join(blocks), lines
+
+
 def wait_for_port(port: int, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import ConfigError, HostFailedError, LinkError
 from orchestrator.hosts import open_host, trust
 from orchestrator.hosts.endpoint import Endpoint, resolve_endpoint
+from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
 from orchestrator.hosts.sshconfig import resolve_alias
 from orchestrator.inventory import HostEntry, Inventory, load_inventory
@@ -55,9 +57,20 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield found
 
 
+TRANSPORTS = {"fabric": SshHost, "openssh": OpensshHost}
+
+
+@pytest.fixture(scope="module", params=["fabric", pytest.param("openssh", marks=pytest.mark.sshd)])
+def transport(request: pytest.FixtureRequest) -> type[SshHost] | type[OpensshHost]:
+    """What a host is reached by; both keep the same contract."""
+    if request.param == "openssh" and shutil.which("ssh") is None:
+        pytest.skip("OpenSSH's client is not installed (apt-get install openssh-client)")
+    return TRANSPORTS[request.param]
+
+
 @pytest.fixture(scope="module")
-def host(endpoint: Endpoint) -> Iterator[SshHost]:
-    with closing(SshHost(endpoint)) as opened:
+def host(endpoint: Endpoint, transport: type[SshHost] | type[OpensshHost]) -> Iterator[SshHost | OpensshHost]:
+    with closing(transport(endpoint)) as opened:
         yield opened
 
 

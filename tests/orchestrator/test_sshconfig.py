@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from orchestrator.hosts import open_host, trust
 from orchestrator.hosts.endpoint import resolve_endpoint
 from orchestrator.hosts.sshconfig import resolve_alias
 from orchestrator.inventory import HostEntry, Inventory
-from tests.orchestrator.ssh_servers import make_key, openssh_server
+from tests.orchestrator.ssh_servers import make_key, sshd_chain
 
 OPENSSH = pytest.param("openssh", marks=pytest.mark.sshd)
 
@@ -213,19 +213,8 @@ def test_jump_hosts_that_lead_in_a_circle_are_an_error(home: Path, reader: str) 
 @pytest.fixture
 def chain(tmp_path: Path, home: Path) -> Iterator[list[str]]:
     """Three sshd's, each reached through the one before it; returns their lines for known_hosts."""
-    with ExitStack() as stack:
-        blocks, lines = [], []
-        for number, name in enumerate(("outer", "middle", "inner")):
-            folder = tmp_path / name
-            folder.mkdir()
-            found = stack.enter_context(openssh_server(folder, name=name))
-            jump = f"  ProxyJump {('outer', 'middle')[number - 1]}\n" if number else ""
-            blocks.append(
-                f"Host {name}\n  HostName 127.0.0.1\n  Port {found.port}\n  User {found.user}\n{jump}"
-                f"  IdentityFile {found.identity_files[0]}\n  StrictHostKeyChecking no\n"
-            )
-            lines.append(found.known_hosts[0].read_text())
-        configure(home, "".join(blocks))
+    with sshd_chain(tmp_path) as (config, lines):
+        configure(home, config)
         yield lines
 
 
