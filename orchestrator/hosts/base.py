@@ -69,6 +69,9 @@ class Host(Protocol):
         of its stderr, after the last piece.
         """
 
+    def connect(self) -> None:
+        """Opens the connection now, instead of at the first program. Raises LinkError."""
+
     def close(self) -> None:
         """Closes the connection, if one is open."""
 

@@ -74,6 +74,9 @@ class LocalHost:
                 stderr=done.error_text(),
             )
 
+    def connect(self) -> None:
+        """There is nothing to connect."""
+
     def close(self) -> None:
         """Nothing is kept open."""
 
