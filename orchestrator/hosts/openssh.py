@@ -345,6 +345,13 @@ def _destination(endpoint: Endpoint) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """A file name as ssh's configuration takes it."""
-    text = str(path).replace("%", "%%")
-    return f'"{text}"' if " " in text else text
+    """A file name as ssh's configuration takes it. Raises ConfigError for one that it would change."""
+    text = str(path)
+    if "${" in text:
+        raise ConfigError(
+            f"{path}: ssh would fill in a variable in this file name",
+            "give the file another name, or a link to it",
+        )
+    for character in ("\\", '"'):
+        text = text.replace(character, "\\" + character)
+    return '"' + text.replace("%", "%%") + '"'

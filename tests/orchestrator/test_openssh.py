@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import socket
@@ -218,7 +219,7 @@ def test_more_programs_at_once_than_the_session_takes_all_run(server: Endpoint) 
 def test_a_host_key_that_is_not_on_record_or_has_changed_stops_with_our_remedy(
     server: Endpoint, tmp_path: Path
 ) -> None:
-    file = tmp_path / "known hosts"
+    file = tmp_path / "known\" 'hosts %h\\"
     error = refusal(OpensshHost(replace(server, known_hosts=(file,))))
     assert (error.details["stage"], error.details["state"]) == ("host key", "unknown")
     assert "orch hosts trust real" in error.hint
@@ -226,7 +227,7 @@ def test_a_host_key_that_is_not_on_record_or_has_changed_stops_with_our_remedy(
     error = refusal(OpensshHost(replace(server, known_hosts=(file,))))
     assert "HAS CHANGED" in error.message
     assert f"{file}:1" in error.message
-    assert f"ssh-keygen -R '{server.known_as}' -f '{file}'" in error.hint
+    assert shlex.join(["ssh-keygen", "-R", server.known_as, "-f", str(file)]) in error.hint
     file.write_text(server.known_hosts[0].read_text())
     with closing(OpensshHost(replace(server, known_hosts=(file,)))) as host:
         assert host.run(["true"]).exit_code == 0

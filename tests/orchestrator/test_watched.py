@@ -104,12 +104,13 @@ def test_a_program_that_never_reads_keeps_a_healthy_link(endpoint: Endpoint) -> 
         assert done.stdout.strip() == str(8 << 20).encode()
 
 
-def test_time_in_which_this_process_stood_still_is_no_silence() -> None:
+def test_time_in_which_this_process_stood_still_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_STOOD_STILL_S", 0.5)
     ours, theirs = socket.socketpair()
     with closing(theirs), closing(watched.WatchedSocket(ours, time.monotonic() + 1)) as sock:
         sock.settled()
         sock.settimeout(0.05)
-        time.sleep(watched._STOOD_STILL_S + DEAD_AFTER)  # nobody reads: as after Ctrl-Z, or a laptop asleep
+        time.sleep(0.5 + DEAD_AFTER)  # nobody reads: as after Ctrl-Z, or a laptop asleep
         with pytest.raises(TimeoutError):
             sock.recv(1)
         started = time.monotonic()
