@@ -147,7 +147,7 @@ def _push_all(
     from orchestrator import releases
     from orchestrator.cli.progress import HostSteps
     from orchestrator.errors import OrchError
-    from orchestrator.hosts import open_host, resolve_entry
+    from orchestrator.hosts import SharedGateways, open_host, resolve_entry
     from orchestrator.hosts.fanout import fan_out
 
     outcomes: dict[str, PushResult | OrchError] = {}
@@ -160,9 +160,9 @@ def _push_all(
         report = functools.partial(steps.say, name)
         return releases.push(resolve_entry(book, name), host, tree, dry_run=dry_run, report=report)
 
-    verdicts = fan_out(
-        names, functools.partial(open_host, book), work, deadline_s=_DEADLINE_S, at_once=at_once
-    )
+    gateways = SharedGateways()
+    opened = functools.partial(open_host, book, gateways=gateways)
+    verdicts = fan_out(names, opened, work, deadline_s=_DEADLINE_S, at_once=at_once)
     try:
         for verdict in verdicts:
             outcome = verdict.error or verdict.result
@@ -179,6 +179,7 @@ def _push_all(
         raise
     finally:
         steps.close()
+        gateways.close()
         if not dry_run:
             undone = [name for name in names if isinstance(outcomes.get(name), (OrchError, type(None)))]
             note_failed(book, "push", undone, tried=names)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError, LinkError
-from orchestrator.hosts.connect import open_host, resolve_entry
+from orchestrator.hosts.connect import SharedGateways, open_host, resolve_entry
 from orchestrator.hosts.fanout import AT_ONCE, fan_out
 
 if TYPE_CHECKING:
@@ -73,20 +73,21 @@ def check_hosts(inventory: Inventory, names: Sequence[str], *, at_once: int = AT
         started = time.monotonic()
         return _read(entry, host.run([entry.python, "-c", _PROBE, entry.workdir], timeout=_PROBE_S), started)
 
-    opened = functools.partial(open_host, inventory)
-    for verdict in fan_out(names, opened, look, deadline_s=2 * _PROBE_S, at_once=at_once):
-        error = verdict.error
-        if verdict.result is not None:
-            yield replace(verdict.result, seconds=verdict.seconds)
-        elif error is not None:
-            yield Finding(
-                verdict.host,
-                verdict.seconds,
-                error=error.message,
-                hint=error.hint,
-                unreachable=isinstance(error, LinkError),
-                exit_code=error.exit_code,
-            )
+    with SharedGateways() as gateways:
+        opened = functools.partial(open_host, inventory, gateways=gateways)
+        for verdict in fan_out(names, opened, look, deadline_s=2 * _PROBE_S, at_once=at_once):
+            error = verdict.error
+            if verdict.result is not None:
+                yield replace(verdict.result, seconds=verdict.seconds)
+            elif error is not None:
+                yield Finding(
+                    verdict.host,
+                    verdict.seconds,
+                    error=error.message,
+                    hint=error.hint,
+                    unreachable=isinstance(error, LinkError),
+                    exit_code=error.exit_code,
+                )
 
 
 def _read(entry: HostEntry, done: Completed, started: float) -> Finding:

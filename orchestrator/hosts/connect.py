@@ -13,7 +13,7 @@ from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import resolve_endpoint, resolve_entry
 from orchestrator.hosts.known_hosts import record_key
 from orchestrator.hosts.openssh import OpensshHost
-from orchestrator.hosts.ssh import SshHost
+from orchestrator.hosts.ssh import SharedGateways, SshHost
 from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.hosts.known_hosts import HostKey
     from orchestrator.inventory import Inventory
 
-__all__ = ["Offer", "Trusted", "open_host", "resolve_entry", "trust"]
+__all__ = ["Offer", "SharedGateways", "Trusted", "open_host", "resolve_entry", "trust"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,21 @@ class Trusted:
     recorded: bool
 
 
-def open_host(inventory: Inventory, name: str) -> SshHost | OpensshHost:
+def open_host(
+    inventory: Inventory, name: str, gateways: SharedGateways | None = None
+) -> SshHost | OpensshHost:
     """Returns a host of the inventory, not yet connected, over the transport that its entry names.
+
+    With `gateways` it shares its gateways' sessions with other hosts, and does not close them.
 
     Raises:
         ConfigError: there is no such host.
         LinkError: it is a sandbox host and the sandbox is down.
     """
     endpoint = resolve_endpoint(inventory, name)
-    return OpensshHost(endpoint) if inventory.host(name).transport == "openssh" else SshHost(endpoint)
+    return (
+        OpensshHost(endpoint) if inventory.host(name).transport == "openssh" else SshHost(endpoint, gateways)
+    )
 
 
 def trust(inventory: Inventory, name: str, confirm: Callable[[Offer], bool]) -> list[Trusted]:

@@ -13,6 +13,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import OrchError
 from orchestrator.hosts.base import Completed, command_line
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
 from orchestrator.hosts.dial import dial
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.known_hosts import HostKey
 
-__all__ = ["SshHost"]
+__all__ = ["SharedGateways", "SshHost"]
 
 
 class SshHost:
@@ -47,9 +48,12 @@ class SshHost:
     their own `gateway`): round trips are measured by them.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedGateways | None = None) -> None:
         self.endpoint = endpoint
-        self.gateway = SshHost(endpoint.gateway) if endpoint.gateway else None
+        self.gateway: SshHost | None = None
+        if endpoint.gateway is not None:
+            self.gateway = SshHost(endpoint.gateway) if shared is None else shared.open(endpoint.gateway)
+        self._shares_gateway = shared is not None
         self.requests = 0
         self.connections = 0
         self._lock = threading.RLock()
@@ -57,6 +61,7 @@ class SshHost:
         self._watched: WatchedSocket | None = None
         self._keepalive: Keepalive | None = None
         self._closed = False
+        self._failure: tuple[float, OrchError] | None = None
 
     @property
     def name(self) -> str:
@@ -108,7 +113,7 @@ class SshHost:
                 self._drop()
             finally:
                 self._lock.release()
-        if self.gateway is not None:
+        if self.gateway is not None and not self._shares_gateway:
             self.gateway.close()
 
     def transport(self) -> Transport:
@@ -118,12 +123,19 @@ class SshHost:
             LinkError: the host cannot be reached, or it or the user was not accepted, or `close` was called.
         """
         load_fabric()
+        came = time.monotonic()
         with self._lock:
             self._check_open()
+            if self._failure is not None and self._failure[0] >= came:
+                raise self._failure[1]  # tried while we waited: the many behind a dead gateway fail together
             if self._connection is not None and not self._connection.transport.is_active():
                 self._drop()
             if self._connection is None:
-                self._connection = connect_retry()(self._connect)
+                try:
+                    self._connection = connect_retry()(self._connect)
+                except OrchError as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
             session: Transport = self._connection.transport
             return session
 
@@ -197,3 +209,32 @@ class SshHost:
             return getattr(watched.fault, "strerror", None) or str(watched.fault)
         silent = watched.silent_for()
         return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
+
+
+class SharedGateways:
+    """The gateways of one command: each is connected once, however many hosts are behind it.
+
+    A gateway's server drops connections that come too many at a time; it does not mind many channels.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._hosts: dict[Endpoint, SshHost] = {}
+
+    def __enter__(self) -> SharedGateways:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for host in list(self._hosts.values()):
+            host.close()
+
+    def open(self, endpoint: Endpoint) -> SshHost:
+        """Returns the one host for an endpoint, and those before it shared too; not yet connected."""
+        with self._lock:
+            if endpoint not in self._hosts:
+                self._hosts[endpoint] = SshHost(endpoint, self)
+            return self._hosts[endpoint]

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, HostFailedError, LinkError
-from orchestrator.hosts import open_host, trust
+from orchestrator.hosts import SharedGateways, open_host, trust
 from orchestrator.hosts.endpoint import Endpoint, resolve_endpoint
 from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
@@ -525,6 +525,44 @@ def test_a_host_behind_a_gateway_is_reached_through_it(hops: Inventory) -> None:
         assert (inner.connections, inner.gateway.connections, inner.gateway.requests) == (1, 1, 0)
         data = os.urandom(1 << 20)
         assert inner.run(["cat"], stdin=data).stdout == data
+
+
+def test_many_hosts_behind_one_gateway_share_its_session(hops: Inventory) -> None:
+    with SharedGateways() as shared:
+        inner = [open_host(hops, "inner", shared) for _ in range(3)]
+        assert [host.run(["printf", "x"]).stdout for host in inner] == [b"x"] * 3
+        (way,) = {host.gateway for host in inner}
+        assert way.connections == 1
+        inner[0].close()
+        assert inner[1].run(["printf", "on"]).stdout == b"on"
+        for host in inner:
+            host.close()
+    with pytest.raises(LinkError, match="closed here"):
+        way.run(["true"])
+
+
+def test_those_behind_a_dead_gateway_fail_together_not_one_after_the_other(hops: Inventory) -> None:
+    found = resolve_endpoint(hops, "inner")
+    assert found.gateway is not None
+    with socket.create_server(("127.0.0.1", 0)) as mute, SharedGateways() as shared:
+        gateway = replace(found.gateway, port=mute.getsockname()[1], connect_timeout=2)
+        inner = [SshHost(replace(found, gateway=gateway), shared) for _ in range(6)]
+        errors: list[str] = []
+
+        def attempt(host: SshHost) -> None:
+            with pytest.raises(LinkError) as caught:
+                host.run(["true"])
+            errors.append(caught.value.message)
+
+        threads = [threading.Thread(target=attempt, args=(host,)) for host in inner]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert time.monotonic() - started < 6
+    assert len(errors) == 6
+    assert all("ct200" in error for error in errors)
 
 
 def test_a_gateway_whose_key_is_not_known_stops_the_way(hops: Inventory, tmp_path: Path) -> None:
