@@ -138,8 +138,9 @@ class OpensshHost:
     def _ended(self, session: _Session, argv: Sequence[str], token: str, done: Completed) -> Completed:
         """Takes the report off a program's stderr; without one the link broke."""
         errors, found, report = done.stderr.rpartition(f"\n{token} ".encode())
-        if found and report.strip().isdigit():
-            return Completed(int(report), done.stdout, errors)
+        code, _, later = report.partition(b"\n")  # what it left running may have said something since
+        if found and code.isdigit():
+            return Completed(int(code), done.stdout, errors + later)
         if self._closed:
             raise closed_here(self.endpoint)
         raise broken_link(self.endpoint, argv, session.why() or done.error_text(300) or "ssh ended")

@@ -197,6 +197,12 @@ def test_our_own_session_dies_with_us(server: Endpoint) -> None:
     assert not set(Path("/tmp").glob("orch-ssh-*")) - before
 
 
+def test_what_a_program_left_running_may_go_on_talking(server: Endpoint) -> None:
+    with closing(OpensshHost(server)) as host:
+        done = host.run(["sh", "-c", "echo first >&2; (sleep 0.3; echo later >&2) & exit 5"])
+    assert (done.exit_code, done.stderr) == (5, b"first\nlater\n")
+
+
 def test_more_programs_at_once_than_the_session_takes_all_run(server: Endpoint) -> None:
     results: list[bytes] = []
     with closing(OpensshHost(server)) as host:
