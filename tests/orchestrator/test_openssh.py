@@ -23,6 +23,7 @@ from orchestrator.errors import ConfigError, LinkError
 from orchestrator.hosts import open_host, openssh
 from orchestrator.hosts.endpoint import Endpoint
 from orchestrator.hosts.openssh import OpensshHost
+from orchestrator.hosts.ssh import SshHost
 from orchestrator.inventory import HostEntry, Inventory
 from tests.conftest import REPO
 from tests.orchestrator.ssh_servers import Relay, free_port, make_key, openssh_server, sshd_chain
@@ -175,7 +176,6 @@ def test_our_own_session_serves_all_programs_and_ends_with_the_host(server: Endp
 
 
 def test_our_own_session_dies_with_us(server: Endpoint) -> None:
-    before = set(Path("/tmp").glob("orch-ssh-*"))
     program = (
         "import pickle, sys, time; from orchestrator.hosts.openssh import OpensshHost\n"
         "host = OpensshHost(pickle.load(sys.stdin.buffer)); host.connect(); print('up', flush=True); time.sleep(60)"
@@ -189,12 +189,14 @@ def test_our_own_session_dies_with_us(server: Endpoint) -> None:
     client.stdin.close()
     assert client.stdout.readline() == b"up\n"
     mark = f"Port={server.port}"
-    assert ssh_programs(mark)
+    words = b"\0".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in ssh_programs(mark))
+    (folder,) = {Path(word.decode()).parent for word in words.split(b"\0") if word.endswith(b"/s")}
+    assert folder.is_dir()
     client.send_signal(signal.SIGKILL)
     client.wait()
     client.stdout.close()
     gone(mark)
-    assert not set(Path("/tmp").glob("orch-ssh-*")) - before
+    assert not folder.exists()
 
 
 def test_what_a_program_left_running_may_go_on_talking(server: Endpoint) -> None:
@@ -203,9 +205,12 @@ def test_what_a_program_left_running_may_go_on_talking(server: Endpoint) -> None
     assert (done.exit_code, done.stderr) == (5, b"first\nlater\n")
 
 
-def test_more_programs_at_once_than_the_session_takes_all_run(server: Endpoint) -> None:
+@pytest.mark.parametrize("transport", [SshHost, OpensshHost])
+def test_more_programs_at_once_than_the_session_takes_all_run(
+    server: Endpoint, transport: type[SshHost] | type[OpensshHost]
+) -> None:
     results: list[bytes] = []
-    with closing(OpensshHost(server)) as host:
+    with closing(transport(server)) as host:
         threads = [
             threading.Thread(
                 target=lambda n=n: results.append(host.run(["sh", "-c", f"sleep 0.5; printf {n}"]).stdout)
@@ -273,6 +278,18 @@ def test_a_link_that_falls_silent_ends_our_session(server: Endpoint, monkeypatch
         relay.cut()
         assert host.run(["printf", "back"]).stdout == b"back"
         assert host.connections == 2
+
+
+def test_a_session_that_stays_full_is_said(server: Endpoint) -> None:
+    with closing(SshHost(server)) as host:
+        held = [host.stream(["sh", "-c", "echo x; sleep 3"]) for _ in range(2)]
+        for pieces in held:
+            next(pieces)
+        with pytest.raises(LinkError) as caught:
+            host.run(["true"], timeout=1)
+        assert "takes no further program" in caught.value.message
+        held[0].close()  # type: ignore[attr-defined]
+        assert host.run(["true"], timeout=30).exit_code == 0
 
 
 @pytest.mark.parametrize(
