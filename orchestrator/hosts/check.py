@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError, LinkError
+from orchestrator.hosts.base import Named
 from orchestrator.hosts.connect import SharedGateways, open_host, resolve_entry
 from orchestrator.hosts.fanout import AT_ONCE, fan_out
 
@@ -71,7 +72,8 @@ def check_hosts(inventory: Inventory, names: Sequence[str], *, at_once: int = AT
     def look(name: str, host: Host) -> Finding:
         entry = resolve_entry(inventory, name)
         started = time.monotonic()
-        return _read(entry, host.run([entry.python, "-c", _PROBE, entry.workdir], timeout=_PROBE_S), started)
+        probe = Named([entry.python, "-c", _PROBE, entry.workdir], "hosts check")
+        return _read(entry, host.run(probe, timeout=_PROBE_S), started)
 
     with SharedGateways() as gateways:
         opened = functools.partial(open_host, inventory, gateways=gateways)

@@ -260,6 +260,23 @@ def test_jump_hosts_are_as_strict_whatever_the_configuration_allows(tmp_path: Pa
             assert opened.run(["printf", "%s", "a b%h$(id)"]).stdout == b"a b%h$(id)"
 
 
+def test_what_the_configuration_wants_for_people_does_not_get_in_the_way(
+    server: Endpoint, home: Path
+) -> None:
+    (home / ".ssh" / "config").write_text(
+        f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n  User {server.user}\n"
+        f"  IdentityFile {server.identity_files[0]}\n  UserKnownHostsFile {server.known_hosts[0]}\n"
+        f"  RemoteCommand sleep 60\n  RequestTTY force\n  PermitLocalCommand yes\n"
+        f"  LocalCommand touch {home}/ran\n  LocalForward {free_port()} localhost:1\n  LogLevel DEBUG\n"
+        f"  ControlMaster auto\n  ControlPersist 60\n  ControlPath {home}/cm\n  StrictHostKeyChecking ask\n"
+    )
+    with closing(open_host(book(home, "box"), "x")) as host:
+        done = host.run(["sh", "-c", "printf out; printf err >&2; test -t 1 || exit 4"])
+    assert (done.exit_code, done.stdout, done.stderr) == (4, b"out", b"err")
+    assert not (home / "ran").exists()
+    assert not (home / "cm").exists()  # our own session stays ours
+
+
 # --------------------------------------------------------------------------- links that break
 
 
