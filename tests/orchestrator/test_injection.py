@@ -44,7 +44,6 @@ PIECES = [
     *(
         " ",
         "  ",
-        "\t",
         "'",
         '"',
         "\\",
@@ -71,7 +70,7 @@ PIECES = [
     ),
     *("ü", "𝄞", "\u202e", "\u2028", "é", "\ufeff"),
 ]
-LINES = [*PIECES, "\n", "\r\n", "\ntouch canary\n", "\x1b[2J", "\x07", "\x7f", "\x01"]
+LINES = [*PIECES, "\t", "\n", "\r\n", "\ntouch canary\n", "\x1b[2J", "\x07", "\x7f", "\x01"]
 
 
 def texts(pieces: list[str], most: int = 6) -> st.SearchStrategy[str]:
