@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("startup", "replay", "memory", "transport")
+NAMES = ("startup", "replay", "memory", "compare", "transport")
 NEED_ROOT = ("transport",)
 
 

@@ -16,6 +16,8 @@ _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
     """Returns text in which every control, format and unassigned character is shown, not obeyed."""
+    if text.isprintable():  # no character of any category below, and no newline
+        return text
     shown = []
     for char in text:
         if keep_newlines and char == "\n":

@@ -7,9 +7,14 @@ once.
 from __future__ import annotations
 
 import sys
+import traceback
+
+_FAULT = 70
+"""Exit code of a fault of the payload itself. Not Python's own 1: that means that the answer is no."""
 
 _COMMANDS = {
     "eval": "evaluate drafters on this machine",
+    "diagnose": "is it a bad model or a bad harness",
     "selfcheck": "prove that this payload computes what it should, here",
     "worker": "run a job's folder (started by the supervisor)",
     "share": "run a part of a job (started by a worker that has several)",
@@ -24,6 +29,10 @@ def main(argv: list[str]) -> int:
         from remote_payload.cli import eval_main
 
         return eval_main(argv[1:])
+    if command == "diagnose":
+        from remote_payload.diagnose.cli import diagnose_main
+
+        return diagnose_main(argv[1:])
     if command == "worker":
         from remote_payload.cli import worker_main
 
@@ -47,4 +56,9 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - whatever it is, it is said as Python says it
+        traceback.print_exc()
+        code = _FAULT
+    sys.exit(code)

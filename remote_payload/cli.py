@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from remote_payload.errors import InputError, PromptError
+from remote_payload.proof import EXIT_DIFFERS, fault
 from remote_payload.protocol import (
     DrafterSpec,
     Job,
@@ -29,11 +30,22 @@ from remote_payload.protocol import (
     write_json,
 )
 
-__all__ = ["eval_main", "worker_main"]
+__all__ = [
+    "Help",
+    "add_model_flags",
+    "copied_prompts",
+    "drafter_spec",
+    "eval_main",
+    "job_basics",
+    "worker_main",
+]
 
 
 def worker_main(argv: Sequence[str]) -> int:
-    """Runs the job in a folder. Exit code 0 done, 10 refused inputs, 5 a job of another protocol version."""
+    """Runs the job in a folder.
+
+    Exit code 0 done, 1 done and the engines really differ, 10 refused inputs, 5 a job of another protocol version.
+    """
     parser = argparse.ArgumentParser(prog="python -m remote_payload worker")
     parser.add_argument("--job", type=Path, required=True, metavar="DIR", help="the job's folder")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="default: ../../cache of the job's folder")
@@ -44,7 +56,12 @@ def worker_main(argv: Sequence[str]) -> int:
     except ProtocolError as error:
         sys.stderr.write(f"error: {error}\n")
         return 5
-    return _run(job, folder, args.cache or folder.parent.parent / "cache")
+    cache = args.cache or folder.parent.parent / "cache"
+    if job.kind == "diagnose":
+        from remote_payload.diagnose.cli import diagnose_job
+
+        return diagnose_job(job, folder, cache)
+    return _run(job, folder, cache)
 
 
 def eval_main(argv: Sequence[str]) -> int:
@@ -57,11 +74,11 @@ def eval_main(argv: Sequence[str]) -> int:
         return error.exit_code
     folder = args.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with _copied_prompts(args.prompts, folder):
+    with copied_prompts(args.prompts, folder):
         write_json(folder / "job.json", job.to_json())
         code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
     write_json(folder / "MANIFEST.json", build_manifest(folder))
-    if code in {0, InputError.exit_code} and (folder / "summary.json").is_file():
+    if code in {0, EXIT_DIFFERS, InputError.exit_code} and (folder / "summary.json").is_file():
         summary = read_json(folder / "summary.json")
         sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
@@ -71,14 +88,21 @@ def _run(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> int
     from remote_payload.evaluate import run_job
 
     try:
-        return run_job(job, folder, cache, echo)
+        code = run_job(job, folder, cache, echo)
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    if code == EXIT_DIFFERS:
+        found = fault(read_json(folder / "summary.json"))
+        sys.stderr.write(
+            f"error: {found}; {folder / 'summary.json'} lists where (parity, lossless). In float32 only a bug of an "
+            "engine does that: do not trust figures before it is found\n"
+        )
+    return code
 
 
 @contextlib.contextmanager
-def _copied_prompts(source: Path, folder: Path) -> Any:
+def copied_prompts(source: Path, folder: Path) -> Any:
     """Puts the prompt file into the folder, as it is in a job; a missing one is reported by the reader."""
     goal = folder / "prompts.jsonl"
     if source.is_file() and not (goal.exists() and goal.samefile(source)):
@@ -94,27 +118,14 @@ def _job(args: argparse.Namespace) -> Job:
     if not args.prompts.is_file():
         raise PromptError(f"{args.prompts}: not there")
     convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
-    drafters = [_drafter(given, args, convention) for given in args.drafter]
+    drafters = [drafter_spec(given, args, convention) for given in args.drafter]
     labels = [drafter.label for drafter in drafters]
     if len(set(labels)) != len(labels):
         raise InputError(f"drafter labels are not distinct: {', '.join(labels)}; use --drafter LABEL=DIR")
     return Job(
-        job_id=new_job_id("local"),
-        payload_hash="",
+        **job_basics(args),
         kind="eval",
-        target=TargetSpec(
-            args.target.resolve().name,
-            str(args.target.expanduser()),
-            args.dtype,
-            args.attn,
-            args.trust_remote_code,
-        ),
         drafters=drafters,
-        prompts="prompts.jsonl",
-        prompts_hash=file_sha256(args.prompts),
-        enable_thinking=args.enable_thinking,
-        max_new_tokens=args.max_new_tokens,
-        stop_ids=[] if args.no_stop else args.stop_token_id,
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
@@ -122,22 +133,42 @@ def _job(args: argparse.Namespace) -> Job:
         samples_per_prompt=args.samples_per_prompt,
         shapes=args.shape or ["chain"],
         engine=args.engine,
-        block_size=args.block_size,
         acceptance=args.acceptance,
         features=args.features,
         tail=args.tail,
         samples=args.samples,
         save_outputs=args.save_outputs,
-        device=args.device,
-        threads=args.threads,
-        batch_tokens=args.batch_tokens,
         gpus=args.gpus,
         workers=args.workers,
-        created=time.time(),
     )
 
 
-def _drafter(given: str, args: argparse.Namespace, convention: dict[str, Any]) -> DrafterSpec:
+def job_basics(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of a job that the flags of `add_model_flags` (and --max-new-tokens) set."""
+    return {
+        "job_id": new_job_id("local"),
+        "payload_hash": "",
+        "target": TargetSpec(
+            args.target.resolve().name,
+            str(args.target.expanduser()),
+            args.dtype,
+            args.attn,
+            args.trust_remote_code,
+        ),
+        "prompts": "prompts.jsonl",
+        "prompts_hash": file_sha256(args.prompts),
+        "enable_thinking": args.enable_thinking,
+        "max_new_tokens": args.max_new_tokens,
+        "stop_ids": [] if args.no_stop else args.stop_token_id,
+        "block_size": args.block_size,
+        "device": args.device,
+        "threads": args.threads,
+        "batch_tokens": args.batch_tokens,
+        "created": time.time(),
+    }
+
+
+def drafter_spec(given: str, args: argparse.Namespace, convention: dict[str, Any]) -> DrafterSpec:
     """Returns the record of one --drafter; a link is followed, so that label and record name the step."""
     from remote_payload.drafters.checkpoint import drafter_hash
 
@@ -158,7 +189,7 @@ def _drafter(given: str, args: argparse.Namespace, convention: dict[str, Any]) -
     )
 
 
-class _Help(argparse.HelpFormatter):
+class Help(argparse.HelpFormatter):
     """Shows every default that a setting has, but for flags and for settings whose help says it in words."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -168,47 +199,17 @@ class _Help(argparse.HelpFormatter):
         return f"{text} (default: %(default)s)".strip()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        formatter_class=_Help, prog="python -m remote_payload eval", description="Evaluate drafters here."
-    )
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which models run on which prompts, how they are read, and where."""
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the target's folder")
-    add(
-        "--drafter",
-        action="append",
-        required=True,
-        metavar="[LABEL=]DIR",
-        help="a drafter's folder; may be repeated",
-    )
     add("--prompts", type=Path, required=True, metavar="FILE", help="prompts, one JSON object a line")
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="where the results go; an earlier run there is resumed",
-    )
     add("--cache", type=Path, metavar="DIR", help="continuations and hashes (default: ~/.cache/orch)")
-    add("--engine", default="replay", choices=["replay", "live", "both"], help="how rounds are measured")
-    add(
-        "--shape",
-        action="append",
-        metavar="SHAPE",
-        help="chain, ddtree:N or topk:K; may be repeated (default: chain)",
-    )
-    add("--max-new-tokens", type=int, default=2048, metavar="N", help="tokens of an output, at most")
     stops = parser.add_mutually_exclusive_group()
     stops.add_argument(
         "--stop-token-id", type=int, action="append", metavar="ID", help="default: the target's own"
     )
     stops.add_argument("--no-stop", action="store_true", help="go on to the limit")
-    add("--temperature", type=float, default=0.0, help="of the target; 0 is greedy")
-    add("--top-p", type=float, default=1.0, help="nucleus of the target, at a temperature")
-    add("--top-k", type=int, default=0, help="most probable tokens kept, at a temperature; 0 keeps all")
-    add("--seed", type=int, default=0, help="of the sampling noise")
-    add("--samples-per-prompt", type=int, default=1, help="continuations of each prompt, at a temperature")
-    add("--acceptance", default="exact", choices=["exact", "rejection"], help="how drafts are accepted")
     add("--block-size", type=int, metavar="B", help="instead of the checkpoint's own")
     add(
         "--convention", action="append", default=[], metavar="KEY=VALUE", help="how the drafters were trained"
@@ -234,6 +235,52 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--attn", default="sdpa", help="transformers' attention implementation for the target")
     add("--device", default="auto", help="auto, cpu, cuda:0 ...")
+    add(
+        "--threads", type=int, default=0, help="CPU threads of a worker (default: torch's choice, shared out)"
+    )
+    add("--batch-tokens", type=int, default=16384, help="tokens of prompt and output in one batch")
+    add("--enable-thinking", action="store_true", help="passed to the chat template")
+    add("--trust-remote-code", action="store_true", help="run code that comes with the target")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        formatter_class=Help,
+        prog="python -m remote_payload eval",
+        description="Evaluate drafters here.",
+        epilog="Exit code 0: done; 1: done, and live decoding really differs from replay or from the target's own "
+        "text; 10: something was refused, the reason is said; 70: a fault of the payload.",
+    )
+    add_model_flags(parser)
+    add = parser.add_argument
+    add(
+        "--drafter",
+        action="append",
+        required=True,
+        metavar="[LABEL=]DIR",
+        help="a drafter's folder; may be repeated",
+    )
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the results go; an earlier run there is resumed",
+    )
+    add("--engine", default="replay", choices=["replay", "live", "both"], help="how rounds are measured")
+    add(
+        "--shape",
+        action="append",
+        metavar="SHAPE",
+        help="chain, ddtree:N or topk:K; may be repeated (default: chain)",
+    )
+    add("--max-new-tokens", type=int, default=2048, metavar="N", help="tokens of an output, at most")
+    add("--temperature", type=float, default=0.0, help="of the target; 0 is greedy")
+    add("--top-p", type=float, default=1.0, help="nucleus of the target, at a temperature")
+    add("--top-k", type=int, default=0, help="most probable tokens kept, at a temperature; 0 keeps all")
+    add("--seed", type=int, default=0, help="of the sampling noise")
+    add("--samples-per-prompt", type=int, default=1, help="continuations of each prompt, at a temperature")
+    add("--acceptance", default="exact", choices=["exact", "rejection"], help="how drafts are accepted")
     add("--gpus", type=int, default=0, metavar="N", help="N GPUs, one worker each; prompts are dealt out")
     add(
         "--workers",
@@ -243,20 +290,14 @@ def _parser() -> argparse.ArgumentParser:
         help="N worker processes on the device, as --device cpu",
     )
     add(
-        "--threads", type=int, default=0, help="CPU threads of a worker (default: torch's choice, shared out)"
-    )
-    add(
         "--features",
         default="ram",
         choices=["ram", "disk", "recompute"],
         help="the target's features: in memory, on disk under --cache for later runs, or made again per batch",
     )
-    add("--batch-tokens", type=int, default=16384, help="tokens of prompt and output in one batch")
     add("--tail", default="full", choices=["full", "truncated"], help="of summaries; rows are always in full")
     add("--samples", type=int, default=8, help="prompts whose drafts are kept as samples")
     add("--save-outputs", action="store_true", help="keep output token ids in rows")
-    add("--enable-thinking", action="store_true", help="passed to the chat template")
-    add("--trust-remote-code", action="store_true", help="run code that comes with the target")
     return parser
 
 

@@ -16,6 +16,7 @@ from remote_payload.errors import InputError
 from remote_payload.evaluation import Evaluation
 from remote_payload.outcome import ENGINES, Outcome, write_summary
 from remote_payload.prompts import read_prompts
+from remote_payload.proof import EXIT_DIFFERS, fault
 from remote_payload.protocol import Job
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.shapes import parse_shapes
@@ -38,7 +39,8 @@ def run_job(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> 
         echo: where progress is written too, a line at a time.
 
     Returns:
-        0 if every drafter was evaluated, 10 if any was refused (the others' rows are there all the same).
+        0 if every drafter was evaluated, 10 if any was refused (the others' rows are there all the same), 1 if the
+        engines really differ (`proof`; all rows are there, refused or not).
 
     Raises:
         InputError: the prompts, the target or the settings cannot be used.
@@ -56,7 +58,9 @@ def run_job(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> 
         outcome = Evaluation(job, prompts, results, progress, cache, device=devices[0]).run()
     for refusal in outcome.refused:
         progress.say(refusal.reason, phase="rejected", drafter=refusal.label)
-    write_summary(folder, job, results.rows(), outcome)
+    summary = write_summary(folder, job, results.rows(), outcome)
+    if fault(summary):
+        return EXIT_DIFFERS
     return EXIT_REJECTED if outcome.refused else 0
 
 
@@ -70,6 +74,13 @@ def run_share(job: Job, folder: Path, cache: Path, share: Share) -> Outcome:
 
 def check_supported(job: Job) -> None:
     """Refuses, by name, settings that this payload does not have; none is ignored."""
+    if job.acceptance == "rejection":
+        raise InputError(
+            "acceptance 'rejection' is not in this payload: rejection sampling needs the probability with which the "
+            "drafter drew each token, and these drafters draw none: at every temperature they propose their best "
+            "tokens. Leave it out: with exact a draft is accepted when it is the token that the target sampled, which "
+            "keeps the target's distribution too"
+        )
     fixed = {
         "engine": (job.engine, tuple(ENGINES)),
         "acceptance": (job.acceptance, ("exact",)),

@@ -191,7 +191,7 @@ class Evaluation:
         if "replay" in ENGINES[job.engine]:
             self._replay(of, target, path, items, tokenizer)
         if verifier is not None:
-            self._live(replace(of, engine="live"), target, verifier, items)
+            self._live(replace(of, engine="live"), target, verifier, items, tokenizer)
 
     def _note_long_prompts(self, target: Target, items: Sequence[Item], need: Need) -> None:
         """Tells which prompts go past what the target's config says it was made for."""
@@ -237,8 +237,14 @@ class Evaluation:
             return None
         return make_verifier(target, trees=any(shape.name != Chain.name for shape in self.shapes))
 
-    def _live(self, of: Measurement, target: Target, verifier: Verifier, items: list[Item]) -> None:
-        measuring = LiveMeasuring(of, self.results, self.progress, target, verifier)
+    def _live(
+        self, of: Measurement, target: Target, verifier: Verifier, items: list[Item], tokenizer: Any
+    ) -> None:
+        # Where both engines run, the samples are replay's.
+        sampled = self.sampled if self.job.engine == "live" else frozenset()
+        measuring = LiveMeasuring(
+            of, self.results, self.progress, target, verifier, sampled=sampled, tokenizer=tokenizer
+        )
         for candidate in list(self.candidates):
             with self._timed(f"live {candidate.spec.label}"):
                 try:

@@ -26,12 +26,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from remote_payload.errors import InputError
+from remote_payload.memory import shown_bytes
 from remote_payload.protocol import canonical_json, sha256_hex, sync_directory
 
 if TYPE_CHECKING:
     from remote_payload.items import Item
 
-__all__ = ["FeatureStore", "shown_bytes"]
+__all__ = ["FeatureStore"]
 
 LAYOUT = 1
 _WINDOWS, _WINDOW = 64, 4096
@@ -168,13 +169,3 @@ def _check(states: torch.Tensor) -> str:
     steps = torch.linspace(0, max(len(data) - _WINDOW, 0), _WINDOWS, dtype=torch.float64).long().tolist()
     windows = [data[at : at + _WINDOW].numpy().tobytes() for at in dict.fromkeys(steps)]
     return sha256_hex(b"".join([str((tuple(states.shape), str(states.dtype))).encode(), *windows]))
-
-
-def shown_bytes(count: int) -> str:
-    """Shows a number of bytes to people, in binary units."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -13,7 +13,7 @@ from remote_payload.drafters.heads import coverage_note
 from remote_payload.engines.replay import ReplayBatch, Walked
 from remote_payload.items import Item, batches
 from remote_payload.protocol import Job, Row, row_key
-from remote_payload.samples import chosen_anchors, sample_record
+from remote_payload.samples import chosen_anchors, sample_records
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, Shape
 
@@ -225,24 +225,15 @@ class Measuring:
     def _samples(
         self, candidate: Candidate, replay: ReplayBatch, place: int, item: Item, walk: Walked
     ) -> list[dict[str, Any]]:
-        identity = {
-            "drafter": candidate.spec.label,
-            "drafter_hash": candidate.spec.hash,
-            "convention": candidate.recorded_convention,
-            "block_size": candidate.block_size,
-            "prompt_id": item.prompt.id,
-            "prompt_hash": item.prompt.hash,
-            "dataset": item.prompt.dataset,
-            "turn": item.prompt.turn,
-            "sample": item.trajectory.sample,
-        }
         stride, trajectory = self._of.job.sample_stride, item.trajectory
         length = self._of.need.output_length(trajectory.tokens)
         chosen = chosen_anchors(walk, length, stride)
         drafts = replay.drafts([(place, anchor) for anchor, _ in chosen], 1)
-        return [
-            sample_record(
-                identity, trajectory, anchor, draft, worst=worst, stride=stride, tokenizer=self._tokenizer
-            )
-            for (anchor, worst), draft in zip(chosen, drafts, strict=True)
-        ]
+        return sample_records(
+            candidate,
+            item,
+            [(anchor, worst, draft) for (anchor, worst), draft in zip(chosen, drafts, strict=True)],
+            engine=self._of.engine,
+            stride=stride,
+            tokenizer=self._tokenizer,
+        )

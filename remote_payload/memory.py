@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["MASK_ELEMENTS", "Room", "is_out_of_memory", "peak_rss_bytes"]
+__all__ = ["MASK_ELEMENTS", "Room", "is_out_of_memory", "peak_rss_bytes", "shown_bytes"]
 
 CPU_BYTES = 256 << 20
 """Bound on the logits held at once on the CPU."""
@@ -99,3 +99,13 @@ def peak_rss_bytes() -> int:
     """Returns the most memory that this process has had resident."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def shown_bytes(count: int) -> str:
+    """Shows a number of bytes to people, in binary units."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -60,8 +60,8 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     return whole
 
 
-def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome) -> None:
-    """Writes summary.json: figures derived from rows, and how they were made."""
+def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome) -> dict[str, Any]:
+    """Writes summary.json: figures derived from rows, and how they were made. Returns what it holds."""
     engines = ENGINES[job.engine]
     by_engine = {e: summarize((row for row in rows if row.engine == e), tail=job.tail) for e in engines}
     drafters = by_engine[engines[0]]
@@ -101,4 +101,6 @@ def write_summary(folder: Path, job: Job, rows: Sequence[Row], outcome: Outcome)
         "threads": torch.get_num_threads(),
         "host": platform.node(),
     }
-    write_json(folder / "summary.json", record | outcome.facts | reports)
+    summary = record | outcome.facts | reports
+    write_json(folder / "summary.json", summary)
+    return summary

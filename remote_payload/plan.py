@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from remote_payload.protocol import DrafterSpec, Job
 
-__all__ = ["Candidate", "Refusal", "check_fit", "plan_drafters"]
+__all__ = ["Candidate", "Refusal", "check_fit", "plan_drafter", "plan_drafters"]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,14 @@ def plan_drafters(job: Job) -> tuple[list[Candidate], list[Refusal]]:
     refused: list[Refusal] = []
     for spec in job.drafters:
         try:
-            candidates.append(_candidate(spec, job))
+            candidates.append(plan_drafter(spec, job))
         except CheckpointError as error:
             refused.append(Refusal(spec.label, str(error)))
     return candidates, refused
 
 
-def _candidate(spec: DrafterSpec, job: Job) -> Candidate:
+def plan_drafter(spec: DrafterSpec, job: Job) -> Candidate:
+    """Settles one drafter of a job; raises CheckpointError if it cannot run."""
     if spec.family != "dflash":
         raise CheckpointError(
             f"{spec.path}: drafters of family {spec.family!r} are not in this payload; dflash is"

@@ -1,31 +1,24 @@
 """The hidden states of long sequences, in bounded memory.
 
-A batch in one pass needs an attention mask of P * T * T entries, and a layer's activations for all P * T
-positions. Beyond `MASK_ELEMENTS` of the one or `PASS_TOKENS` of the other, sequences run one by one, and in
-chunks with a cache where every layer is plain attention: a chunk's mask then has chunk * T entries. (A model
-with recurrent or sliding layers runs a sequence in one pass: those layers have no T * T mask, and alone in its
-batch a sequence needs none at all.) What always holds: the states equal those of one pass up to rounding.
+Beyond the bound on a pass (`target.passes`) sequences run one by one, and in several passes with a cache where
+the target `divides`. What always holds: the states equal those of one pass up to rounding.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache
 
-from remote_payload.memory import MASK_ELEMENTS
+from remote_payload.target.lanes import cache_argument
+from remote_payload.target.passes import pass_length, spans
 
 if TYPE_CHECKING:
     from remote_payload.target import Target
 
-__all__ = ["PASS_TOKENS", "chunk_length", "states"]
-
-PASS_TOKENS = 1 << 15
-"""Positions of one forward pass."""
+__all__ = ["states"]
 
 
 def states(
@@ -37,19 +30,19 @@ def states(
         target: the model.
         sequences: P sequences of token ids.
         indices: which hidden states.
-        chunk: positions per pass, instead of what `chunk_length` says.
+        chunk: positions per pass, instead of what `pass_length` says.
     """
     longest = max(len(sequence) for sequence in sequences)
-    if chunk is None and len(sequences) * longest * longest <= MASK_ELEMENTS:
+    if chunk is None and pass_length(longest, len(sequences)) == longest:
         return target.hidden_states(sequences, indices)
-    size = chunk or chunk_length(longest)
     features = last = torch.empty(0)
     for row, sequence in enumerate(sequences):
-        if size >= len(sequence) or not _plain_attention(target.config):
+        size = chunk or pass_length(len(sequence))
+        if size >= len(sequence) or not target.divides:
             own, own_last = target.hidden_states([sequence], indices)
             own, own_last = own[0], own_last[0]
         else:
-            own, own_last = _in_chunks(target, sequence, indices, size)
+            own, own_last = _in_passes(target, sequence, indices, size)
         if not row:
             features = own.new_zeros(len(sequences), longest, own.shape[-1])
             last = own_last.new_zeros(len(sequences), longest, own_last.shape[-1])
@@ -57,25 +50,14 @@ def states(
     return features, last
 
 
-def chunk_length(length: int) -> int:
-    """Returns the positions of a chunk of a sequence of this length: `MASK_ELEMENTS` / length, at least 16."""
-    return min(PASS_TOKENS, max(16, MASK_ELEMENTS // length))
-
-
-def _plain_attention(config: Any) -> bool:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
-
-
 @torch.no_grad()
-def _in_chunks(
+def _in_passes(
     target: Target, sequence: Sequence[int], indices: Sequence[int], size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs one sequence with a cache: ([T, len(indices)*H], [T, H])."""
-    decoder = target.model.get_decoder()
-    names = inspect.signature(decoder.forward).parameters
-    # transformers renamed the argument in 5.2x; the old name warns there and is the only one before.
-    cache = {("cache" if "cache" in names else "past_key_values"): DynamicCache(config=target.config)}
+    decoder = target.parts.decoder
+    argument = cache_argument(decoder)
+    cache: dict[str, Any] = {}  # the model makes the kind that it needs
     ids = torch.tensor([list(sequence)], device=target.device)
     mask, positions = torch.ones_like(ids), torch.arange(len(sequence), device=target.device)[None]
     kept: dict[int, torch.Tensor] = {}
@@ -83,20 +65,20 @@ def _in_chunks(
     with contextlib.ExitStack() as hooks:
         for index in set(indices) - {target.num_layers}:
             hooks.callback(target._capture(index, kept).remove)
-        for start in range(0, len(sequence), size):
-            stop = min(start + size, len(sequence))
+        for span in spans(len(sequence), size):
             output = decoder(
-                input_ids=ids[:, start:stop],
-                attention_mask=mask[:, :stop],
-                position_ids=positions[:, start:stop],
+                input_ids=ids[:, span],
+                attention_mask=mask[:, : span.stop],
+                position_ids=positions[:, span],
                 use_cache=True,
                 **cache,
             )
+            cache = {argument: output.get(argument)}
             kept[target.num_layers] = output.last_hidden_state
-            if not start:
+            if not span.start:
                 width = output.last_hidden_state.shape[-1]
                 features = output.last_hidden_state.new_empty(len(sequence), width * len(indices))
                 last = output.last_hidden_state.new_empty(len(sequence), width)
-            features[start:stop] = torch.cat([kept[i][0] for i in indices], dim=-1)
-            last[start:stop] = output.last_hidden_state[0]
+            features[span] = torch.cat([kept[i][0] for i in indices], dim=-1)
+            last[span] = output.last_hidden_state[0]
     return features, last

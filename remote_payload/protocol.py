@@ -74,7 +74,15 @@ MANIFEST_SCHEMA = "orch/manifest/1"
 ACTIVE_STATES = frozenset({"queued", "running"})
 TERMINAL_STATES = frozenset({"done", "failed", "cancelled", "timeout", "preempted"})
 
-RESULT_FILES = ("rows.jsonl", "samples.jsonl", "live.jsonl", "summary.json", "events.jsonl", "worker.log")
+RESULT_FILES = (
+    "rows.jsonl",
+    "samples.jsonl",
+    "live.jsonl",
+    "summary.json",
+    "diagnosis.json",
+    "events.jsonl",
+    "worker.log",
+)
 """The result files of a job, in the order in which they are pulled."""
 
 _T = TypeVar("_T")

@@ -6,24 +6,36 @@ drafts can be laid side by side. They are no sample of visited anchors and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_payload.protocol import SAMPLE_SCHEMA
 
 if TYPE_CHECKING:
-    from remote_payload.engines.replay import Walked
+    from remote_payload.items import Item
+    from remote_payload.plan import Candidate
     from remote_payload.shapes import Draft
-    from remote_payload.trajectories import Trajectory
 
-__all__ = ["chosen_anchors", "sample_record"]
+__all__ = ["chosen_anchors", "sample_records"]
 
 CONTEXT_TOKENS = 96
 ANCHORS_PER_PROMPT = 6
 WORST_PER_PROMPT = 1
 
 
-def chosen_anchors(walked: Walked, output_tokens: int, stride: int) -> list[tuple[int, bool]]:
+class Rounds(Protocol):
+    """A walk of either engine."""
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """The length of each round."""
+
+    @property
+    def anchors(self) -> list[int]:
+        """The generated index that each began at."""
+
+
+def chosen_anchors(walked: Rounds, output_tokens: int, stride: int) -> list[tuple[int, bool]]:
     """Returns (generated index, worst) of the drafts to keep of one prompt.
 
     Args:
@@ -37,38 +49,52 @@ def chosen_anchors(walked: Walked, output_tokens: int, stride: int) -> list[tupl
     return [(anchor, False) for anchor in fixed] + [(anchor, True) for anchor in worst]
 
 
-def sample_record(
-    identity: dict[str, Any],
-    trajectory: Trajectory,
-    anchor: int,
-    draft: Draft,
+def sample_records(
+    candidate: Candidate,
+    item: Item,
+    drafts: Iterable[tuple[int, bool, Draft]],
     *,
-    worst: bool,
+    engine: str,
     stride: int,
     tokenizer: Any,
-) -> dict[str, Any]:
-    """Returns the record of one draft.
+) -> list[dict[str, Any]]:
+    """Returns the records of one drafter's drafts on one item.
 
     Args:
-        identity: drafter, drafter_hash, convention, block_size, prompt_id, prompt_hash, dataset, turn, sample.
-        trajectory: the prompt and the target's continuation.
-        anchor: generated index.
-        draft: the draft there.
-        worst: whether it is kept for being among the drafter's worst.
+        candidate: the drafter.
+        item: the prompt and the target's continuation.
+        drafts: (generated index of the anchor, whether it is kept for being among the worst, the draft there).
+        engine: which one drafted.
         stride: k of the fixed anchors.
         tokenizer: to show text, or None.
     """
-    prompt, tokens = trajectory.prompt, trajectory.tokens
+    shared = {
+        "schema": SAMPLE_SCHEMA,
+        "drafter": candidate.spec.label,
+        "drafter_hash": candidate.spec.hash,
+        "convention": candidate.recorded_convention,
+        "block_size": candidate.block_size,
+        "prompt_id": item.prompt.id,
+        "prompt_hash": item.prompt.hash,
+        "dataset": item.prompt.dataset,
+        "turn": item.prompt.turn,
+        "sample": item.trajectory.sample,
+        "engine": engine,
+        "stride": stride,
+    }
+    return [
+        {**shared, "anchor": anchor, "worst": worst, **_shown(item, anchor, draft, tokenizer)}
+        for anchor, worst, draft in drafts
+    ]
+
+
+def _shown(item: Item, anchor: int, draft: Draft, tokenizer: Any) -> dict[str, Any]:
+    prompt, tokens = item.trajectory.prompt, item.trajectory.tokens
     drafted = draft.ids[:, 0].tolist()
     truth = list(tokens[anchor + 1 : anchor + 1 + len(drafted)])
     accepted = next((i for i, (a, b) in enumerate(zip(drafted, truth, strict=True)) if a != b), len(drafted))
     context = [*prompt, *tokens[: anchor + 1]][-CONTEXT_TOKENS:]
     return {
-        "schema": SAMPLE_SCHEMA,
-        **identity,
-        "anchor": anchor,
-        "worst": worst,
-        "stride": stride,
         "context_ids": context,
         "truth_ids": truth,
         "draft_ids": drafted,

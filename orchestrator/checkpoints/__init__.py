@@ -13,6 +13,7 @@ What always holds:
 
 from __future__ import annotations
 
+from orchestrator.checkpoints.adopt import adopt
 from orchestrator.checkpoints.look import Checkpoint, CheckpointFile, Patience, inspect
 from orchestrator.checkpoints.references import CheckpointRef, Opener, resolve, step_of
 from orchestrator.checkpoints.staging import Progress, stage, stage_current
@@ -24,6 +25,7 @@ __all__ = [
     "Opener",
     "Patience",
     "Progress",
+    "adopt",
     "inspect",
     "resolve",
     "stage",

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, talk
+from orchestrator.cli.compare_options import (
+    AllowOption,
+    BaselineOption,
+    ByOption,
+    CsvOption,
+    DialectOption,
+    FailIfWorseOption,
+    FilterOption,
+    MarkdownOption,
+    MetricOption,
+    PlainOption,
+    RequireNotWorseOption,
+    RunsArgument,
+    SamplesByOption,
+    SamplesOption,
+    SearchOption,
+    ShapeOption,
+    append_summary,
+    one_form,
+    read_dimensions,
+    read_gate,
+    words_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from orchestrator.compare.build import Wanted
+    from orchestrator.compare.load import Measurements
     from orchestrator.compare.model import Comparison
     from orchestrator.compare.select import Selection
 
 __all__ = ["register"]
+
+_DETAILS = {"json": frozenset({"dataset", "difference"}), "markdown": frozenset({"dataset"})}
+"""What a form of output shows beyond what was asked for."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,70 +54,124 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Runs, labels, drafters or folders; none: the last eval.", metavar="RUN", show_default=False
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline", help="The drafter to compare with, or none.", metavar="NAME", show_default=False
-        ),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", help="Only this draft shape.", metavar="SHAPE", show_default=False),
-    ] = None,
-    dialect: Annotated[
-        str, typer.Option("--dialect", help="Whose definition of the figure.", metavar="NAME")
-    ] = "tau",
-    by: Annotated[
-        str | None,
-        typer.Option("--by", help="Also by dataset or by position.", metavar="DIMENSION", show_default=False),
-    ] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option("--allow", help="Overlook a difference in FIELD.", metavar="FIELD")
-    ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", min=0, help="Show drafts at N anchors.", metavar="N")
-    ] = 0,
+    runs: RunsArgument = None,
+    baseline: BaselineOption = None,
+    shape: ShapeOption = None,
+    dialect: DialectOption = "tau",
+    metric: MetricOption = "tau",
+    by: ByOption = None,
+    filters: FilterOption = None,
+    allow: AllowOption = None,
+    samples: SamplesOption = 0,
+    samples_by: SamplesByOption = "disagreement",
+    search: SearchOption = "",
+    fail_if_worse: FailIfWorseOption = None,
+    require_not_worse: RequireNotWorseOption = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="No colour, no bars: text that diffs.")] = False,
+    as_csv: CsvOption = False,
+    markdown: MarkdownOption = False,
+    plain: PlainOption = False,
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
     """Compares drafters: τ with intervals, differences with p."""
     from dataclasses import replace
 
-    from orchestrator.compare.build import Wanted
-    from orchestrator.compare.build import compare as build
+    _one_thread()
+    from orchestrator.compare import build
+    from orchestrator.compare.gate import judge
     from orchestrator.compare.load import load
-    from orchestrator.compare.samples import pick_samples
+    from orchestrator.errors import NegativeAnswerError
     from orchestrator.text import printable
 
-    form = _form(as_json, as_csv, markdown, plain)
-    _check_by(by)
+    form = one_form(as_json, as_csv, markdown, plain)
+    dimensions = read_dimensions(by or (), form)
+    rule = read_gate(fail_if_worse, require_not_worse)
     selection, default_baseline = _select(runs or [], baseline, inventory)
     for note in selection.notes:
         talk(printable(note), quiet=quiet)
     measurements = load(selection.sources)
-    comparison = build(
-        measurements,
-        Wanted(baseline, default_baseline, tuple(shape or ()), dialect, tuple(allow or ())),
+    wanted = build.Wanted(
+        baseline=baseline,
+        default_baseline=default_baseline,
+        shapes=tuple(shape or ()),
+        dialect=dialect,
+        metric=metric,
+        allow=tuple(allow or ()),
+        filters=tuple(filters or ()),
+        details=dimensions | _DETAILS.get(form, frozenset()),
     )
+    wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions))
+    comparison = build.compare(measurements, wanted)
     if samples:
-        comparison = replace(comparison, samples=pick_samples(measurements.runs, comparison, samples))
-        if not comparison.samples:
-            talk("no drafts in common: the runs kept no samples at the same anchors", quiet=quiet)
-    _show(comparison, form, by)
+        comparison = _with_samples(comparison, measurements, samples, samples_by, search, quiet=quiet)
+    if rule:
+        comparison = replace(comparison, gate=judge(comparison, *rule))
+    _show(comparison, form, dimensions)
+    if rule:
+        append_summary(comparison)
+    for said in _missing_dimensions(comparison, dimensions):
+        talk(said, quiet=quiet)
     if not any(
         entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries
     ):
         talk(_nothing_to_compare(comparison), quiet=quiet)
+    if comparison.gate and not comparison.gate.passed:
+        failed = [verdict for verdict in comparison.gate.verdicts if not verdict.passed]
+        names = ", ".join(dict.fromkeys(f"{one.name} ({one.shape})" for one in failed))
+        talk(printable(f"--{comparison.gate.rule} {100 * comparison.gate.margin:g}%: {names}"), quiet=quiet)
+        raise typer.Exit(NegativeAnswerError.exit_code)
+
+
+def _one_thread() -> None:
+    """One thread for numpy's products, before numpy is there: more of them only wait for each other here."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _arguments(selection: Selection, wanted: Wanted, dimensions: frozenset[str]) -> tuple[str, ...]:
+    """The words that show the same comparison again, whatever was evaluated since."""
+    options = words_of(
+        [
+            ("--baseline", wanted.baseline),
+            ("--shape", wanted.shapes),
+            ("--dialect", wanted.dialect if wanted.dialect != "tau" else None),
+            ("--metric", wanted.metric if wanted.metric != "tau" else None),
+            ("--by", sorted(dimensions)),
+            ("--filter", wanted.filters),
+            ("--allow", wanted.allow),
+        ]
+    )
+    return (*selection.words(), *options)
+
+
+def _with_samples(
+    comparison: Comparison, measurements: Measurements, count: int, order: str, search: str, *, quiet: bool
+) -> Comparison:
+    from dataclasses import replace
+
+    from orchestrator.compare.samples import pick_samples, read_order
+
+    picked = pick_samples(measurements.runs, comparison, count, read_order(order), search)
+    if not picked:
+        what = f"no samples have {search!r}" if search else "the runs kept no samples at the same anchors"
+        talk(f"no drafts to show: {what}", quiet=quiet)
+    return replace(comparison, samples=picked)
+
+
+def _missing_dimensions(comparison: Comparison, dimensions: frozenset[str]) -> Iterable[str]:
+    """Says of what was asked for and is not there why it is not."""
+    entries = [entry for block in comparison.blocks for entry in block.entries]
+    pairs = [
+        versus for entry in entries for versus in (entry.versus_baseline, entry.versus_previous) if versus
+    ]
+    if "step" in dimensions and not comparison.curves:
+        yield "--by step: there are no two steps of one training here (names such as step_100 and step_200)"
+    if "shape" in dimensions and not comparison.budgets:
+        yield "--by shape: there are no draft trees here (`orch eval --shape ddtree:N` measures them)"
+    if "baseline" in dimensions and not any(block.everyone for block in comparison.blocks):
+        yield "--by baseline: there is one drafter only"
+    if "prompt" in dimensions and not pairs:
+        yield "--by prompt: there are no two drafters to set against each other (--baseline NAME)"
 
 
 def _nothing_to_compare(comparison: Comparison) -> str:
@@ -121,34 +204,16 @@ def _select(
     return select(names, RunStore(known.folder), wanted), default
 
 
-def _form(as_json: bool, as_csv: bool, markdown: bool, plain: bool) -> str:
-    from orchestrator.errors import UsageError
-
-    forms = {"json": as_json, "csv": as_csv, "markdown": markdown, "plain": plain}
-    asked = [name for name, is_asked in forms.items() if is_asked]
-    if len(asked) > 1:
-        raise UsageError(f"--{asked[0]} and --{asked[1]} do not go together", "choose one form of output")
-    return asked[0] if asked else "terminal"
-
-
-def _check_by(by: str | None) -> None:
-    from orchestrator.errors import UsageError
-
-    if by not in (None, "dataset", "position"):
-        raise UsageError(f"--by {by}: no such dimension", "it can be dataset or position")
-
-
-def _show(comparison: Comparison, form: str, by: str | None) -> None:
+def _show(comparison: Comparison, form: str, dimensions: frozenset[str]) -> None:
     from orchestrator.cli.common import stdout_console
     from orchestrator.compare.report.documents import to_csv, to_document
     from orchestrator.compare.report.markdown import to_markdown
     from orchestrator.compare.report.tables import View, layout, to_plain, to_rich
 
-    dimensions = frozenset({by} if by else ())
     if form == "json":
         emit_json(to_document(comparison))
     elif form == "csv":
-        sys.stdout.write(to_csv(comparison, by))
+        sys.stdout.write(to_csv(comparison, next(iter(dimensions), None)))
     elif form == "markdown":
         sys.stdout.write(to_markdown(comparison, dimensions))
     elif form == "plain":

@@ -18,22 +18,24 @@ __all__ = [
     "TopK",
     "TopP",
     "Workers",
+    "option",
 ]
 
 _SUITE = "[default: the suite's]"
 
 
-def _option(flag: str, help_text: str, metavar: str, **limits: Any) -> Any:
+def option(flag: str, help_text: str, metavar: str, **limits: Any) -> Any:
+    """An option whose default is said in its help."""
     return typer.Option(flag, help=help_text, metavar=metavar, show_default=False, **limits)
 
 
-Temperature = Annotated[float | None, _option("--temperature", f"0 is greedy. {_SUITE}", "T", min=0)]
-TopP = Annotated[float | None, _option("--top-p", _SUITE, "P", min=0, max=1)]
-TopK = Annotated[int | None, _option("--top-k", f"0 is no limit. {_SUITE}", "K", min=0)]
-Seed = Annotated[int | None, _option("--seed", f"Of the sampling noise. {_SUITE}", "S")]
+Temperature = Annotated[float | None, option("--temperature", f"0 is greedy. {_SUITE}", "T", min=0)]
+TopP = Annotated[float | None, option("--top-p", _SUITE, "P", min=0, max=1)]
+TopK = Annotated[int | None, option("--top-k", f"0 is no limit. {_SUITE}", "K", min=0)]
+Seed = Annotated[int | None, option("--seed", f"Of the sampling noise. {_SUITE}", "S")]
 SamplesPerPrompt = Annotated[
     int | None,
-    _option("--samples-per-prompt", f"Continuations of each, at a temperature. {_SUITE}", "N", min=1),
+    option("--samples-per-prompt", f"Continuations of each, at a temperature. {_SUITE}", "N", min=1),
 ]
 Thinking = Annotated[
     bool | None,
@@ -41,7 +43,7 @@ Thinking = Annotated[
         "--enable-thinking/--disable-thinking", help=f"For the chat template. {_SUITE}", show_default=False
     ),
 ]
-Attn = Annotated[str | None, _option("--attn", "transformers' attention. [default: the target's]", "NAME")]
+Attn = Annotated[str | None, option("--attn", "transformers' attention. [default: the target's]", "NAME")]
 FeaturesWhere = Annotated[
     str,
     typer.Option(
@@ -56,5 +58,5 @@ Workers = Annotated[
 ]
 BatchTokens = Annotated[
     int | None,
-    _option("--batch-tokens", "Tokens of prompt and output in one batch. [default: 16384]", "N", min=1),
+    option("--batch-tokens", "Tokens of prompt and output in one batch. [default: 16384]", "N", min=1),
 ]

@@ -218,7 +218,8 @@ def evaluate(
     """Evaluate checkpoints on a host and bring their figures back.
 
     A checkpoint that is seen to be wrong before the start stops everything: nothing is started. One that the
-    host rejects later does not spoil the others: their results are kept, and the exit code is 10.
+    host rejects later does not spoil the others: their results are kept, and the exit code is 10. With --engine
+    live or both it is 1 if live decoding differs from replay or from the target's own text for no near tie.
     """
     from orchestrator.evaluation import EvalOptions
 

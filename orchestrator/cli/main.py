@@ -33,6 +33,11 @@ COMMANDS = (
     Entry("push", "push", "Check the payload and make it current on hosts. Unchanged: one round trip."),
     Entry("rollback", "push", "Make an earlier release current again on a host."),
     Entry("eval", "evaluate", "Evaluate checkpoints on a host and bring their figures back."),
+    Entry(
+        "diagnose",
+        "diagnose",
+        "Tell a bad model from a bad harness: one checkpoint, every neighbouring convention.",
+    ),
     Entry("compare", "compare", "Compares drafters: τ with intervals, differences with p."),
     Entry("demo", "demo", "The main job, end to end, on two sandbox hosts."),
     Entry("runs", "runs", "The record of runs: list, show, follow, end, bring home."),

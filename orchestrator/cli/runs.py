@@ -235,6 +235,9 @@ def pull(
     with opened_run(inventory, name) as attached:
         pulled = attached.pull()
         run = attached.run
+    from orchestrator.compare import digest
+
+    digest.make(run.path)
     if as_json:
         _emit_run(run, files=pulled.files)
         return

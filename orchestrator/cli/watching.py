@@ -31,6 +31,7 @@ _PHASES = {
     "trajectories": "continuing the prompts",
     "features": "reading the target's features",
     "evaluate": "drafting",
+    "sweep": "trying other conventions",
 }
 
 
@@ -79,7 +80,7 @@ class _Narrator:
                 number = self._seen.setdefault(event.drafter, len(self._seen) + 1)
                 text = f"{text} {name} ({number}/{self._drafters} checkpoints)"
             self._view.step(text, event)
-        elif event.message and event.phase != "rejected":  # the outcome says who was rejected, once
+        elif event.message and event.phase not in ("rejected", "verdict"):  # the outcome says that, once
             who = f"{name}: " if name else ""
             self._view.note(f"{who}{printable(event.message)}")
 
@@ -136,6 +137,9 @@ def say_how_to_come_back(attached: AttachedRun) -> None:
 def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -> None:
     """Shows what came of a job; ends the process with the right code if that is not all that was asked."""
     error = outcome.error()
+    if outcome.diagnosis is not None and error is None:
+        show_diagnosis(outcome, as_json=as_json, quiet=quiet)
+        return
     if error is not None and not outcome.drafters:
         fail(error, as_json=as_json)
     if as_json:
@@ -151,6 +155,20 @@ def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -
     if error is not None:
         fail_after_results(error)
     talk(f"results: {outcome.folder}\nnext: orch compare {outcome.run_id}", quiet=quiet)
+
+
+def show_diagnosis(outcome: Outcome, *, as_json: bool, quiet: bool) -> None:
+    """Shows a diagnosis; ends the process with 1 if the harness is not right with this drafter."""
+    from remote_payload.diagnosis import as_text, exit_code
+
+    document = outcome.diagnosis or {}
+    if as_json:
+        emit_json({**document, "run": outcome.run_id, "host": outcome.host})
+    else:
+        typer.echo(as_text(document), nl=False)
+    talk(f"results: {outcome.folder}", quiet=quiet)
+    if code := exit_code(document):
+        raise typer.Exit(code)
 
 
 def fail_after_results(error: OrchError) -> NoReturn:

@@ -24,7 +24,7 @@ def short_output_bias(series: Series) -> dict[str, float]:
     freedom = float((rounds[some] - 1).sum())
     if freedom == 0:
         return dict.fromkeys(DIALECTS, float("nan"))
-    squares = float((series.lengths.astype(float) ** 2).sum())
+    squares = float((series.histogram * np.arange(1, len(series.histogram) + 1) ** 2).sum())
     variance = (squares - float((accepted[some] ** 2 / rounds[some]).sum())) / freedom
     mean = accepted[some] / rounds[some]
     long_run = np.zeros(len(rounds))

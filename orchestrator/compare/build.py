@@ -1,45 +1,55 @@
-"""Series -> comparison: who is set against whom, and what is said about it.
+"""Series -> comparison: the one place that puts all parts of it together.
 
 What always holds: two drafters are compared on the prompts that both have, prompt by prompt; the p values of
-one table (a shape) are corrected together; a ceiling is never compared with a tree.
+one table (a shape, and a temperature where that is a dimension) are corrected together; a ceiling is never
+compared with a tree.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Series, Shape, Terms
-from orchestrator.compare.comparability import check_comparable
-from orchestrator.compare.entries import Context, Named, make_entries, sum_terms
-from orchestrator.compare.model import Block, Comparison, Versus
+from orchestrator.compare.columns import Series, Shape
+from orchestrator.compare.comparability import check_comparable, describe
+from orchestrator.compare.curves import budget_curves, step_curves
+from orchestrator.compare.entries import Context, Named, figure_terms, make_entries
+from orchestrator.compare.filters import keep, read_filter
+from orchestrator.compare.metrics import read_metric
+from orchestrator.compare.model import Block, Comparison, FieldDifference, StepCurve, Versus
 from orchestrator.compare.names import (
     DrafterKey,
     DrafterName,
     drafter_of,
+    label_of,
     name_drafters,
     natural_key,
-    step_of,
 )
 from orchestrator.compare.notes import footnotes
-from orchestrator.compare.stats import Paired, compare_pairs, holm
+from orchestrator.compare.origin import command_line, differing_origins, origins, read_diagnoses
+from orchestrator.compare.pairs import against_everyone, pairs_of, set_against
+from orchestrator.compare.stats import Bootstrap
 from orchestrator.errors import UsageError
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from orchestrator.compare.load import Measurements
 
-__all__ = ["Wanted", "compare"]
+__all__ = ["DETAILS", "FEW_DRAFTERS", "Wanted", "compare"]
 
-SIGNIFICANCE = 0.05
+FEW_DRAFTERS = 12
+"""Drafters up to which the first table has intervals by dataset unasked."""
+DETAILS = ("baseline", "context", "dataset", "difference", "prompt", "temperature")
 _PAIRED_BY_ID = frozenset(
-    {"target_hash", "template_hash", "dtype"}
+    {"target_hash", "template_hash", "dtype", "attn"}
 )  # allowed differences that change the tokens
 
 
@@ -48,7 +58,11 @@ class Wanted:
     """What was asked for.
 
     `baseline` must be there if it is given; `default_baseline` is taken if it is there; "none" as
-    `baseline` means no baseline. `shapes` empty means all.
+    `baseline` means no baseline. `shapes` empty means all. `filters` are as `--filter` takes them. `details`
+    are the parts that cost too much to be made unasked (`DETAILS`): each drafter against each other one,
+    figures by context length and (but for the first shape) by dataset, intervals of the difference
+    beside those of the change, every prompt of each pair; with "temperature" runs of several temperatures
+    stand side by side, compared within each. `arguments` are the words that make `orch compare` show this.
     """
 
     baseline: str | None = None
@@ -56,6 +70,17 @@ class Wanted:
     shapes: tuple[str, ...] = ()
     dialect: str = "tau"
     allow: tuple[str, ...] = ()
+    metric: str = "tau"
+    filters: tuple[str, ...] = ()
+    details: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
+
+
+class _Table(NamedTuple):
+    """A block with the curves over it."""
+
+    block: Block
+    curves: tuple[StepCurve, ...]
 
 
 def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
@@ -63,37 +88,65 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
 
     Raises:
         NotComparableError: runs differ in what acceptance lengths depend on.
-        UsageError: there are no rows, or no such baseline, shape or dialect.
+        UsageError: there are no rows, or no such baseline, shape, metric, filter or dialect.
     """
-    if wanted.dialect not in DIALECTS:
-        raise UsageError(
-            f"--dialect {wanted.dialect}: no such dialect", f"the dialects are {', '.join(DIALECTS)}"
-        )
-    chosen = _choose_shapes(measurements, wanted.shapes)
-    differences = check_comparable(chosen, wanted.allow)
+    metric = read_metric(wanted.metric, wanted.dialect)
+    filters = [read_filter(text) for text in wanted.filters]
+    label = None if wanted.baseline == "none" else wanted.baseline or wanted.default_baseline
+    chosen = keep(_choose_shapes(measurements, wanted.shapes), filters, label and label_of(label))
+    groups: dict[float | None, Measurements] = {None: chosen}
+    if "temperature" in wanted.details:
+        groups = _by_temperature(chosen)
+    differences = _differences(groups.values(), wanted.allow)
     differing = {difference.field for difference in differences}
-    names = name_drafters(chosen.series, differing, wanted.baseline or wanted.default_baseline)
+    names = name_drafters(chosen.series, differing, label)
     baseline = _find_baseline(chosen.series, names, wanted)
-    context = Context(wanted.dialect, bool(differing & _PAIRED_BY_ID), chosen.datasets, baseline)
-    blocks = []
-    for shape in sorted({Shape.parse(one.key.shape) for one in chosen.series}, key=lambda shape: shape.order):
-        named = [Named(*names[drafter_of(s.key)], s) for s in chosen.series if s.key.shape == shape.name]
-        named.sort(key=lambda one: (one.name != baseline, natural_key(one.name)))
-        blocks.append(_block(shape, named, context))
+    by_id = bool(differing & _PAIRED_BY_ID)
+    context = Context(metric, by_id, chosen.datasets, chosen.prompts, baseline, wanted.details)
+    tables = _tables(groups, names, context)
+    blocks = tuple(table.block for table in tables)
     used = {run for one in chosen.series for run in one.runs}
     runs = [run for run in chosen.runs if run.name in used]
+    provenance = origins(runs, command_line(wanted.arguments))
     return Comparison(
         baseline=baseline,
+        metric=metric.name,
+        metric_words=metric.words,
         dialect=wanted.dialect,
         dialect_words=DIALECTS[wanted.dialect][1],
-        blocks=tuple(blocks),
+        blocks=blocks,
+        curves=tuple(curve for table in tables for curve in table.curves),
+        budgets=budget_curves(blocks),
         runs=tuple(run.name for run in runs),
         target=", ".join(sorted({run.job.target.name for run in runs})),
         suite=", ".join(sorted({run.job.suite for run in runs if run.job.suite})),
-        allowed=tuple(str(difference) for difference in differences),
-        footnotes=footnotes(blocks, chosen, wanted.dialect),
+        filters=tuple(map(str, filters)),
+        allowed=tuple(describe(difference) for difference in differences),
+        differences=(*differences, *differing_origins(provenance.runs)),
+        footnotes=footnotes(blocks, chosen, metric),
         warnings=chosen.warnings,
+        provenance=provenance,
+        diagnoses=read_diagnoses(runs, {one.key.drafter_hash for one in chosen.series}),
     )
+
+
+def _tables(
+    groups: Mapping[float | None, Measurements], names: dict[DrafterKey, DrafterName], context: Context
+) -> list[_Table]:
+    """One table a shape and temperature; the first shape has its datasets unasked, for few drafters."""
+    present = {Shape.parse(one.key.shape) for group in groups.values() for one in group.series}
+    shapes = sorted(present, key=lambda shape: shape.order)
+    unasked = context._replace(details=context.details | {"dataset"})
+    first = shapes[0] if len({one.text for one in names.values()}) <= FEW_DRAFTERS else None
+    wanted = [
+        (shape, temperature, group, names, unasked if shape == first else context)
+        for shape in shapes
+        for temperature, group in groups.items()
+        if any(one.key.shape == shape.name for one in group.series)
+    ]
+    # numpy works outside the interpreter's lock: two tables at once take little longer than one.
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda arguments: _table(*arguments), wanted))
 
 
 def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measurements:
@@ -111,6 +164,24 @@ def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measu
     return replace(measurements, series=kept)
 
 
+def _by_temperature(measurements: Measurements) -> dict[float | None, Measurements]:
+    temperatures = sorted({series.key.settings.temperature for series in measurements.series})
+    return {
+        temperature: replace(
+            measurements,
+            series=tuple(s for s in measurements.series if s.key.settings.temperature == temperature),
+        )
+        for temperature in temperatures
+    }
+
+
+def _differences(groups: Iterable[Measurements], allow: Collection[str]) -> tuple[FieldDifference, ...]:
+    found: dict[FieldDifference, None] = {}
+    for group in groups:
+        found.update(dict.fromkeys(check_comparable(group, allow)))
+    return tuple(found)
+
+
 def _find_baseline(
     series: Iterable[Series], names: dict[DrafterKey, DrafterName], wanted: Wanted
 ) -> str | None:
@@ -122,7 +193,7 @@ def _find_baseline(
     found = exact or found
     if len(found) == 1:
         return found.pop()
-    known = sorted((name.text for name in names.values()), key=natural_key)
+    known = sorted({name.text for name in names.values()}, key=natural_key)
     if found:
         choice = ", ".join(f"--baseline {json.dumps(name)}" for name in sorted(found, key=natural_key))
         raise UsageError(
@@ -137,88 +208,30 @@ def _find_baseline(
     )
 
 
-# --------------------------------------------------------------------------- one shape
-
-
-def _block(shape: Shape, named: Sequence[Named], context: Context) -> Block:
-    entries = make_entries(shape, named, context)
-    pairs = list(_pairs(named, context.baseline))
-    measured = [
-        (pair, terms)
-        for pair in pairs
-        if (terms := _common(pair.candidate, pair.reference, context)) is not None
+def _table(
+    shape: Shape,
+    temperature: float | None,
+    group: Measurements,
+    names: dict[DrafterKey, DrafterName],
+    context: Context,
+) -> _Table:
+    named = [Named(*names[drafter_of(s.key)], s) for s in group.series if s.key.shape == shape.name]
+    named.sort(key=lambda one: (one.name != context.baseline, natural_key(one.name)))
+    wholes = [
+        figure_terms(context.metric, one.series, np.arange(len(one.series.unit)), one.series.cluster)
+        for one in named
     ]
-    results = compare_pairs([terms for _, terms in measured])
-    adjusted = holm([result.p for result in results])
-    for (pair, _), result, chance in zip(measured, results, adjusted, strict=True):
-        place = pair.place
-        versus = _versus(pair.reference.name, result, chance)
+    bootstrap = Bootstrap(wholes)
+    entries = make_entries(shape, named, wholes, context, bootstrap)
+    pairs = list(pairs_of(named, context.baseline))
+    for pair, versus in zip(pairs, set_against(pairs, named, wholes, context, bootstrap), strict=True):
+        place = pair.candidate
         if pair.is_baseline:
             entries[place] = replace(entries[place], versus_baseline=versus)
         else:
             entries[place] = replace(entries[place], versus_previous=versus)
-    return Block(shape.name, shape.kind, shape.size, tuple(entries))
-
-
-class _Pair(NamedTuple):
-    """Two drafters to set against each other; `place` is the candidate's among the entries."""
-
-    place: int
-    candidate: Named
-    reference: Named
-    is_baseline: bool
-
-
-def _pairs(named: Sequence[Named], baseline: str | None) -> Iterable[_Pair]:
-    """Each drafter against the baseline, and against the step before it of the same training.
-
-    Names that tell no step have no neighbours. Without a baseline two drafters are compared all the same:
-    nothing else can have been meant.
-    """
-    reference = next((one for one in named if one.name == baseline), None)
-    lone_pair = reference is None and len(named) == 2
-    earlier: dict[tuple[str, str], Named] = {}
-    for place, one in enumerate(named):
-        if one is reference:
-            continue
-        if reference is not None:
-            yield _Pair(place, one, reference, True)
-        step = step_of(one.name)
-        previous = earlier.get((step.before, step.after)) if step else None
-        if previous is None and lone_pair and place == 1:
-            previous = named[0]
-        if previous is not None:
-            yield _Pair(place, one, previous, False)
-        if step:
-            earlier[step.before, step.after] = one
-
-
-def _common(candidate: Named, reference: Named, context: Context) -> tuple[Terms, Terms] | None:
-    """Both sides' sums over the clusters of their common units, or None if they have none."""
-    ours, theirs = candidate.series, reference.series
-    keys = (ours.named, theirs.named) if context.pair_by_id else (ours.unit, theirs.unit)
-    shared, our_rows, their_rows = np.intersect1d(*keys, return_indices=True)
-    if not len(shared):
-        return None
-    clusters = theirs.cluster[their_rows]
-    return (
-        sum_terms(ours.terms(context.dialect), our_rows, clusters),
-        sum_terms(theirs.terms(context.dialect), their_rows, clusters),
-    )
-
-
-def _versus(against: str, result: Paired, adjusted: float) -> Versus:
-    verdict = "~"
-    if adjusted < SIGNIFICANCE:
-        verdict = "better" if result.difference.value > 0 else "worse"
-    return Versus(
-        against,
-        result.change,
-        result.difference,
-        result.p,
-        adjusted,
-        verdict,
-        result.clusters,
-        result.needed,
-        result.detectable,
-    )
+    everyone: tuple[tuple[str, Versus], ...] = ()
+    if "baseline" in context.details:
+        everyone = against_everyone(named, wholes, context, bootstrap)
+    block = Block(shape.name, shape.kind, shape.size, temperature, tuple(entries), everyone)
+    return _Table(block, tuple(step_curves(block, named, wholes, context, bootstrap)))

@@ -8,7 +8,7 @@ and datasets are shared by all series that were loaded together, so that equal n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,12 +22,14 @@ __all__ = [
     "DIALECT_TERMS",
     "Floats",
     "Ints",
+    "Lengths",
     "Series",
     "SeriesKey",
     "Settings",
     "Shape",
     "Terms",
     "draft_slots",
+    "rounds_of",
 ]
 
 Floats = NDArray[np.float64]
@@ -93,8 +95,24 @@ def draft_slots(block_size: int, convention: Mapping[str, Any]) -> int:
     return block_size - 1 + (1 if convention.get("label_offset") == 1 else 0)
 
 
+Lengths = NDArray[np.unsignedinteger[Any]]
+
+
+def rounds_of(lengths: Lengths, offsets: Ints, rows: Ints) -> tuple[Lengths, Ints]:
+    """Returns the rounds of some rows, one row after the other, and the offsets at which each row's begin."""
+    own = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum((offsets[1:] - offsets[:-1])[rows], out=own[1:])
+    if len(rows) and (rows[1:] - rows[:-1] == 1).all():
+        return lengths[offsets[rows[0]] : offsets[rows[-1] + 1]], own
+    places = np.repeat(offsets[rows] - own[:-1], own[1:] - own[:-1]) + np.arange(own[-1])
+    return lengths[places], own
+
+
 class Terms(NamedTuple):
-    """A figure as a ratio of sums: one numerator and one denominator a row."""
+    """A figure as a ratio of sums: one numerator and one denominator a row (or cluster).
+
+    With a second axis it is the mean, over that axis, of such ratios.
+    """
 
     num: Floats
     den: Floats
@@ -117,8 +135,9 @@ class Series:
     named: Ints
     cluster: Ints
     dataset: Ints
+    prompt_tokens: Ints
     output_tokens: Ints
-    lengths: NDArray[np.int32]
+    lengths: Lengths
     offsets: Ints
 
     @cached_property
@@ -135,10 +154,29 @@ class Series:
     @cached_property
     def truncated_rounds(self) -> Ints:
         """Rounds that each row's output needs (`remote_payload.tau.truncate`)."""
+        needed: Ints = self.rounds.copy()
+        some = np.flatnonzero(needed)
+        last = self.lengths[self.offsets[some + 1] - 1].astype(np.int64)
+        # Nearly always the last round is needed and so are all; only the other rows are counted round by round.
+        late = some[1 + self.accepted[some] - last >= self.output_tokens[some]]
+        for row in late.tolist():
+            own = self.lengths[self.offsets[row] : self.offsets[row + 1]]
+            before = 1 + np.cumsum(own, dtype=np.int64) - own
+            needed[row] = int((before < self.output_tokens[row]).sum())
+        return needed
+
+    def rounds_longer_than(self, length: int) -> Ints:
+        """Rounds of each row that are longer than this."""
+        running = np.concatenate([[0], np.cumsum(self.lengths > length, dtype=np.int64)])
+        return np.diff(running[self.offsets])
+
+    @cached_property
+    def context(self) -> Ints:
+        """Context tokens before the anchor of each round: the prompt, and what was committed before it."""
         running = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-        before = 1 + running[:-1] - np.repeat(running[self.offsets[:-1]], self.rounds)
-        needed = before < np.repeat(self.output_tokens, self.rounds)
-        return np.diff(np.concatenate([[0], np.cumsum(needed, dtype=np.int64)])[self.offsets])
+        in_row = running[:-1] - np.repeat(running[self.offsets[:-1]], self.rounds)
+        before: Ints = in_row + np.repeat(self.prompt_tokens, self.rounds)
+        return before
 
     @cached_property
     def histogram(self) -> Ints:
@@ -153,9 +191,33 @@ class Series:
         at_least: Floats = np.cumsum(self.histogram[::-1])[::-1] / len(self.lengths)
         return at_least[1:]
 
+    @cached_property
+    def conditional(self) -> Floats:
+        """Share of the rounds that came to draft i and accepted it too; NaN where none came."""
+        before = np.concatenate([[1.0], self.survival[:-1]])
+        shares: Floats = np.divide(self.survival, before, out=np.full(self.slots, np.nan), where=before > 0)
+        return shares
+
+    def rows(self, kept: Ints) -> Series:
+        """Returns the series of some of its rows, in their order."""
+        lengths, offsets = rounds_of(self.lengths, self.offsets, kept)
+        columns = ("unit", "named", "cluster", "dataset", "prompt_tokens", "output_tokens")
+        return replace(
+            self,
+            lengths=lengths,
+            offsets=offsets,
+            **{name: getattr(self, name)[kept] for name in columns},
+        )
+
     def terms(self, dialect: str) -> Terms:
         """Returns a dialect's figure, row by row (`DIALECT_TERMS`)."""
-        return DIALECT_TERMS[dialect](self)
+        if dialect not in self._terms:
+            self._terms[dialect] = DIALECT_TERMS[dialect](self)
+        return self._terms[dialect]
+
+    @cached_property
+    def _terms(self) -> dict[str, Terms]:
+        return {}
 
 
 def _tau(series: Series) -> Terms:

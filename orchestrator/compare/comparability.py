@@ -1,46 +1,42 @@
 """Which runs may be compared: everything that acceptance lengths depend on has to agree.
 
-Drafters, engines, block sizes and conventions may differ: those are what a comparison is about. The target,
-the sampling, the limits, the numbers' type, the template and the prompts may not, unless a field is allowed
+Drafters, engines, block sizes and conventions may differ: those are what a comparison is about. The target
+and its attention, the sampling, the limits, the numbers' type, the template and the prompts may not, unless a field is allowed
 by name; what was allowed is kept with the result, so that no output hides it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.columns import Settings
+from orchestrator.compare.model import FieldDifference
 from orchestrator.errors import NotComparableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from orchestrator.compare.load import Measurements
+    from remote_payload.protocol import Job
 
-__all__ = ["FIELDS", "Difference", "check_comparable"]
+__all__ = ["FIELDS", "check_comparable", "describe"]
 
-PROMPTS = "prompts"
-FIELDS = (*Settings._fields, PROMPTS)
+_OF_JOBS: dict[str, Callable[[Job], Any]] = {
+    "attn": lambda job: job.target.attn,
+    "prompts": lambda job: job.prompts_hash,
+}
+FIELDS = (*Settings._fields, *_OF_JOBS)
 """The fields that must agree, by the names that `--allow` takes."""
 
-_ALIASES = {"target": "target_hash", "template": "template_hash", "suite": PROMPTS, "prompts_hash": PROMPTS}
+_ALIASES = {
+    "target": "target_hash",
+    "template": "template_hash",
+    "suite": "prompts",
+    "prompts_hash": "prompts",
+}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A field in which runs differ: each value with the runs that have it."""
-
-    field: str
-    values: tuple[tuple[Any, tuple[str, ...]], ...]
-
-    def __str__(self) -> str:
-        return f"{self.field} is " + ", ".join(
-            f"{_show(value)} in {_some(runs)}" for value, runs in self.values
-        )
-
-
-def check_comparable(measurements: Measurements, allow: Collection[str] = ()) -> tuple[Difference, ...]:
+def check_comparable(measurements: Measurements, allow: Collection[str] = ()) -> tuple[FieldDifference, ...]:
     """Returns the differences that were allowed.
 
     Raises:
@@ -54,14 +50,28 @@ def check_comparable(measurements: Measurements, allow: Collection[str] = ()) ->
         flags = " ".join(f"--allow {d.field}" for d in refused)
         raise NotComparableError(
             "these runs cannot be compared: "
-            + "; ".join(str(d) for d in refused)
+            + "; ".join(describe(d) for d in refused)
             + _common_prompts(measurements, refused),
-            f"evaluate them again under the same settings, or look at them all the same with `{flags}`",
+            f"evaluate them again under the same settings, or look at them all the same with `{flags}`"
+            + ("; `--by temperature` sets them side by side" if _only_sampling(refused) else ""),
             fields={
                 d.field: [{"value": value, "runs": list(runs)} for value, runs in d.values] for d in refused
             },
         )
     return tuple(differences)
+
+
+def _only_sampling(refused: list[FieldDifference]) -> bool:
+    """Whether nothing but how the target's text was sampled differs, temperature among it."""
+    fields = {d.field for d in refused}
+    return "temperature" in fields and fields <= {"temperature", "top_p", "top_k", "seed"}
+
+
+def describe(difference: FieldDifference) -> str:
+    """A difference in words: each value with the runs that have it."""
+    return f"{difference.field} is " + ", ".join(
+        f"{_show(value)} in {_some(runs)}" for value, runs in difference.values
+    )
 
 
 def _read_allowed(allow: Collection[str]) -> set[str]:
@@ -72,13 +82,13 @@ def _read_allowed(allow: Collection[str]) -> set[str]:
     return allowed
 
 
-def _difference(measurements: Measurements, name: str) -> Difference | None:
+def _difference(measurements: Measurements, name: str) -> FieldDifference | None:
     values: dict[Any, dict[str, None]] = {}
-    if name == PROMPTS:
+    if name in _OF_JOBS:
         used = {run for series in measurements.series for run in series.runs}
         for run in measurements.runs:
             if run.name in used:
-                values.setdefault(run.job.prompts_hash, {}).setdefault(run.name)
+                values.setdefault(_OF_JOBS[name](run.job), {}).setdefault(run.name)
     else:
         for series in measurements.series:
             runs = values.setdefault(getattr(series.key.settings, name), {})
@@ -87,12 +97,12 @@ def _difference(measurements: Measurements, name: str) -> Difference | None:
         return None
     order = [run.name for run in measurements.runs]
     found = [(value, tuple(sorted(runs, key=order.index))) for value, runs in values.items()]
-    return Difference(name, tuple(sorted(found, key=lambda one: order.index(one[1][0]))))
+    return FieldDifference(name, True, tuple(sorted(found, key=lambda one: order.index(one[1][0]))))
 
 
-def _common_prompts(measurements: Measurements, refused: list[Difference]) -> str:
+def _common_prompts(measurements: Measurements, refused: list[FieldDifference]) -> str:
     """How much of differing prompt files is the same, for the message."""
-    if all(d.field != PROMPTS for d in refused):
+    if all(d.field != "prompts" for d in refused):
         return ""
     sets = [set(series.unit.tolist()) for series in measurements.series]
     common = len(set.intersection(*sets)) if sets else 0

@@ -9,14 +9,18 @@ import numpy as np
 
 from orchestrator.compare.bias import short_output_bias
 from orchestrator.compare.columns import Ints, Series, Shape, Terms
-from orchestrator.compare.model import DatasetFigures, Entry
-from orchestrator.compare.stats import Estimate, estimate_ratios
+from orchestrator.compare.model import ContextFigures, DatasetFigures, Entry
+from orchestrator.compare.names import step_of, training_of
+from orchestrator.compare.stats import Bootstrap, Estimate, estimate_ratios
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["Context", "Named", "make_entries", "sum_terms"]
+    from orchestrator.compare.load import PromptName
+    from orchestrator.compare.metrics import Metric
+
+__all__ = ["Context", "Named", "figure_terms", "make_entries", "sum_terms"]
 
 
 class Named(NamedTuple):
@@ -28,47 +32,105 @@ class Named(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What every figure of a comparison is made with."""
+    """What every figure of a comparison is made with. `details` are the costly parts that were asked for."""
 
-    dialect: str
+    metric: Metric
     pair_by_id: bool
     datasets: tuple[str, ...]
+    prompts: tuple[PromptName, ...]
     baseline: str | None
+    details: frozenset[str]
 
 
-def make_entries(shape: Shape, named: Sequence[Named], context: Context) -> list[Entry]:
-    """All entries of a block; every interval of the block comes from one call."""
-    items: list[Terms] = []
-    slices: list[list[int]] = []
-    for _, _, series in named:
-        terms = series.terms(context.dialect)
-        everything = np.arange(len(series.unit))
-        items.append(sum_terms(terms, everything, series.cluster))
-        present = [number for number in range(len(context.datasets)) if (series.dataset == number).any()]
-        slices.append(present)
-        for number in present:
-            rows = np.flatnonzero(series.dataset == number)
-            items.append(sum_terms(terms, rows, series.cluster[rows]))
-    estimates = iter(zip(items, estimate_ratios(items), strict=True))
-    return [
-        _entry(shape, one, present, estimates, context) for one, present in zip(named, slices, strict=True)
+class _Part(NamedTuple):
+    """A part of a series to estimate: its sums over clusters, and how many rounds it has."""
+
+    terms: Terms
+    rounds: int
+
+
+def make_entries(
+    shape: Shape, named: Sequence[Named], wholes: Sequence[Terms], context: Context, bootstrap: Bootstrap
+) -> list[Entry]:
+    """All entries of a block; every interval of the block comes from one call.
+
+    Args:
+        shape: the block's shape.
+        named: its series.
+        wholes: the figure of each series, over its clusters.
+        context: what figures are made with.
+        bootstrap: the block's resamples.
+    """
+    datasets = [_by_dataset(one.series, context) for one in named]
+    contexts = [_by_context(one.series, context) if "context" in context.details else {} for one in named]
+    bootstrap.prepare(wholes)
+    figures = estimate_ratios(wholes, bootstrap)
+    wanted = "dataset" in context.details
+    by_dataset = [
+        tuple(
+            DatasetFigures(context.datasets[number], figure, len(part.terms.num), part.rounds)
+            for (number, part), figure in zip(parts.items(), estimates, strict=True)
+        )
+        for parts, estimates in zip(datasets, _estimate_parts(datasets, bootstrap, wanted), strict=True)
     ]
+    by_context = [
+        tuple(
+            ContextFigures(low, 2 * low or 16, figure, len(part.terms.num), part.rounds)
+            for (low, part), figure in zip(parts.items(), estimates, strict=True)
+        )
+        for parts, estimates in zip(contexts, _estimate_parts(contexts, bootstrap, True), strict=True)
+    ]
+    return [
+        _entry(shape, *whole, context)
+        for whole in zip(named, wholes, figures, by_dataset, by_context, strict=True)
+    ]
+
+
+def _estimate_parts(
+    parts: Sequence[dict[int, _Part]], bootstrap: Bootstrap, wanted: bool
+) -> list[list[Estimate]]:
+    """The figure of each part of each series; with intervals if they are wanted."""
+    if not wanted:
+        return [[Estimate(_pooled(part.terms)) for part in own.values()] for own in parts]
+    bootstrap.prepare(part.terms for own in parts for part in own.values())
+    return [estimate_ratios([part.terms for part in own.values()], bootstrap) for own in parts]
+
+
+def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
+    """The rows by the number of their dataset."""
+    terms = context.metric.terms(series)
+    members, where = np.unique(series.cluster * len(context.datasets) + series.dataset, return_inverse=True)
+    num, den, rounds = (np.bincount(where, part, len(members)) for part in (*terms, series.rounds))
+    datasets = members % len(context.datasets)
+    parts = {}
+    for number in np.unique(datasets).tolist():
+        own = datasets == number
+        parts[number] = _Part(Terms(num[own], den[own]), int(rounds[own].sum()))
+    return parts
+
+
+def _by_context(series: Series, context: Context) -> dict[int, _Part]:
+    """The rounds by the context before their anchor, in buckets that double: from 0, 16, 32, 64, ..."""
+    bucket = np.where(series.context < 16, 0, 1 << np.log2(np.maximum(series.context, 1)).astype(np.int64))
+    clusters = np.repeat(series.cluster, series.rounds)
+    terms = context.metric.of_rounds(series.lengths)
+    parts = {}
+    for low in np.unique(bucket).tolist():
+        rounds = np.flatnonzero(bucket == low)
+        parts[low] = _Part(sum_terms(terms, rounds, clusters[rounds]), len(rounds))
+    return parts
 
 
 def _entry(
     shape: Shape,
     one: Named,
-    present: Sequence[int],
-    estimates: Iterator[tuple[Terms, Estimate]],
+    whole: Terms,
+    figure: Estimate,
+    datasets: tuple[DatasetFigures, ...],
+    contexts: tuple[ContextFigures, ...],
     context: Context,
 ) -> Entry:
-    series = one.series
-    whole, figure = next(estimates)
-    datasets = []
-    for number in present:
-        part, estimate = next(estimates)
-        rounds = int(series.rounds[series.dataset == number].sum())
-        datasets.append(DatasetFigures(context.datasets[number], estimate, len(part.num), rounds))
+    series, step = one.series, step_of(one.name)
     return Entry(
         name=one.name,
         aliases=one.aliases,
@@ -79,9 +141,11 @@ def _entry(
         convention=json.loads(series.key.convention),
         settings=series.key.settings._asdict(),
         runs=series.runs,
+        training=training_of(step) if step else None,
+        step=step.number if step else None,
         figure=figure,
         dialects={name: _pooled(series.terms(name)) for name in DIALECTS},
-        dataset_mean=_dataset_mean(series, present),
+        dataset_mean=_dataset_mean(series),
         short_output_bias=short_output_bias(series),
         clusters=len(whole.num),
         rows=len(series.unit),
@@ -89,9 +153,11 @@ def _entry(
         accepted=int(series.accepted.sum()),
         left_out=int((series.truncated_rounds == 0).sum()),
         bound=shape.bound(series.slots),
-        survival=tuple(float(share) for share in series.survival),
-        histogram=tuple(int(count) for count in series.histogram),
-        datasets=tuple(datasets),
+        survival=tuple(series.survival.tolist()),
+        conditional=tuple(series.conditional.tolist()),
+        histogram=tuple(series.histogram.tolist()),
+        datasets=datasets,
+        contexts=contexts,
     )
 
 
@@ -100,17 +166,30 @@ def _pooled(terms: Terms) -> float:
     return float(terms.num.sum()) / rounds if rounds else float("nan")
 
 
-def _dataset_mean(series: Series, present: Sequence[int]) -> float:
+def _dataset_mean(series: Series) -> float:
     """The mean of pooled tau over datasets."""
-    terms = series.terms("tau")
-    parts = [series.dataset == number for number in present]
-    return float(np.mean([_pooled(Terms(terms.num[part], terms.den[part])) for part in parts]))
+    present, where = np.unique(series.dataset, return_inverse=True)
+    num = np.bincount(where, series.accepted, len(present))
+    den = np.bincount(where, series.rounds, len(present))
+    ratios = np.divide(num, den, out=np.full(len(present), np.nan), where=den > 0)
+    return float(ratios.mean())
+
+
+def figure_terms(metric: Metric, series: Series, rows: Ints, clusters: Ints) -> Terms:
+    """Returns the metric's sums over clusters for some rows; over clusters and datasets for a mean of datasets."""
+    terms = metric.terms(series)
+    if not metric.by_dataset:
+        return sum_terms(terms, rows, clusters)
+    datasets, where = np.unique(series.dataset[rows], return_inverse=True)
+    members, cluster = np.unique(clusters, return_inverse=True)
+    sums = np.zeros((2, len(members), len(datasets)))
+    np.add.at(sums[0], (cluster, where), terms.num[rows])
+    np.add.at(sums[1], (cluster, where), terms.den[rows])
+    return Terms(sums[0], sums[1])
 
 
 def sum_terms(terms: Terms, rows: Ints, clusters: Ints) -> Terms:
     """Sums over each cluster, in the order of the clusters' numbers."""
-    members, inverse = np.unique(clusters, return_inverse=True)
-    sums = np.zeros((2, len(members)))
-    np.add.at(sums[0], inverse, terms.num[rows])
-    np.add.at(sums[1], inverse, terms.den[rows])
-    return Terms(sums[0], sums[1])
+    members, where = np.unique(clusters, return_inverse=True)
+    num, den = (np.bincount(where, part[rows], len(members)).astype(np.float64) for part in terms)
+    return Terms(num, den)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.compare.digest import Digest, read_digest
 from orchestrator.errors import ResultsError
+from remote_payload.proof import fault
 from remote_payload.protocol import (
     TERMINAL_STATES,
     Job,
     ProtocolError,
     State,
-    iter_jsonl,
     read_json,
     verify_manifest,
 )
@@ -19,17 +20,22 @@ from remote_payload.protocol import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Run", "read_run"]
+__all__ = ["Run", "read_rows", "read_run"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was."""
+    """A run as its folder tells it. `state` is empty where no supervisor kept one, `lost` where it was; `differs` is
+    what the run found against its own engines, in a sentence, empty if nothing.
+    """
 
     folder: Path
     job: Job
     state: str
     complete: bool
+    listed: dict[str, Any] | None = None
+    """Size and SHA-256 of the rows by the manifest; None without one."""
+    differs: str = ""
 
     @property
     def name(self) -> str:
@@ -38,10 +44,10 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads what a run was and whether it is complete.
+    """Reads what a run was and whether it is complete; its rows are not looked at.
 
     Raises:
-        ResultsError: no job.json, a file of another version, or rows that do not match the manifest.
+        ResultsError: no job.json, or a file of another version.
     """
     if not (folder / "job.json").is_file():
         raise ResultsError(
@@ -54,16 +60,46 @@ def read_run(folder: Path) -> Run:
         state = State.from_json(read_json(state_file), str(state_file)).state if state_file.is_file() else ""
         state = state if state in TERMINAL_STATES else _last_seen(folder) or state
         whole = manifest_file.is_file()
-        problems = _check_rows(folder, read_json(manifest_file)) if whole else []
+        listed = _listed(folder, read_json(manifest_file)) if whole else None
     except ProtocolError as error:
         raise ResultsError(str(error), "pull the run again: `orch runs pull RUN`") from error
-    if problems:
-        if line := _first_unreadable(folder / "rows.jsonl"):
-            problems.append(line)
-        raise ResultsError(
-            f"{folder}: {'; '.join(problems)}", f"pull it again: `orch runs pull {job.job_id}`"
-        )
-    return Run(folder, job, state, whole and state in ("", "done"))
+    return Run(folder, job, state, whole and state in ("", "done"), listed, _differs(folder, job))
+
+
+def read_rows(run: Run) -> Digest:
+    """Returns the rows of a run, which are those of its manifest if it has one.
+
+    Raises:
+        ResultsError: they are not, or a row cannot be; the message has file and line.
+    """
+    rows, again = run.folder / "rows.jsonl", f"pull it again: `orch runs pull {run.name}`"
+    if run.listed is not None and not rows.is_file():
+        raise ResultsError(f"{run.folder}: rows.jsonl is missing", again)
+    try:
+        digest = read_digest(run.folder)
+    except ProtocolError as error:
+        problems = verify_manifest(run.folder, {"files": {"rows.jsonl": run.listed}}) if run.listed else []
+        if problems:
+            raise ResultsError(f"{run.folder}: {'; '.join(problems)}; {error}", again) from error
+        raise ResultsError(str(error), f"{again}; if the line stays, the payload wrote it so") from error
+    if run.listed is not None:
+        if digest.size != run.listed["size"]:
+            said = f"has {digest.size} bytes, its manifest says {run.listed['size']}"
+            raise ResultsError(f"{run.folder}: rows.jsonl {said}", again)
+        if digest.sha256 != run.listed["sha256"]:
+            raise ResultsError(f"{run.folder}: rows.jsonl has another hash than its manifest", again)
+    return digest
+
+
+def _differs(folder: Path, job: Job) -> str:
+    """Returns what the summary of a run that decoded live says against it."""
+    if job.engine == "replay" or not (folder / "summary.json").is_file():
+        return ""
+    try:
+        summary = read_json(folder / "summary.json")
+    except ProtocolError:
+        return ""  # `orch runs show` names what is wrong with it; no figure here comes from it
+    return fault(summary) if isinstance(summary, dict) else ""
 
 
 def _last_seen(folder: Path) -> str:
@@ -77,23 +113,14 @@ def _last_seen(folder: Path) -> str:
     return verdict if isinstance(verdict, str) else ""
 
 
-def _first_unreadable(rows: Path) -> str:
-    """Returns file and line of the first row that cannot be read, if there is one."""
-    try:
-        for _ in iter_jsonl(rows):
-            pass
-    except ProtocolError as error:
-        return str(error)
-    return ""
-
-
-def _check_rows(folder: Path, manifest: Any) -> list[str]:
+def _listed(folder: Path, manifest: Any) -> dict[str, Any] | None:
+    """What the manifest says of the rows; None if the job left none."""
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
         raise ProtocolError(f"{folder / 'MANIFEST.json'}: not a manifest")
     entry = files.get("rows.jsonl")
     if not entry:
-        return []
+        return None
     if not isinstance(entry, dict) or not {"size", "sha256"} <= entry.keys():
         raise ProtocolError(f"{folder / 'MANIFEST.json'}: rows.jsonl has no size and hash")
-    return verify_manifest(folder, {"files": {"rows.jsonl": entry}})
+    return entry

@@ -7,28 +7,27 @@ with file and line (ResultsError).
 
 from __future__ import annotations
 
-import sys
-from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from orchestrator.compare.columns import Ints, Series, SeriesKey, Shape, draft_slots
-from orchestrator.compare.folder import Run, read_run
-from orchestrator.compare.records import Place, canonical_convention, check_record, place_of, series_key
-from orchestrator.errors import ResultsError
-from remote_payload.protocol import (
-    Job,
-    ProtocolError,
-    iter_jsonl,
-)
+from orchestrator.compare.columns import Ints, Series, SeriesKey, rounds_of
+from orchestrator.compare.digest import prepare
+from orchestrator.compare.folder import Run, read_rows, read_run
+from orchestrator.compare.numbering import Numbering, PromptName
+from orchestrator.compare.records import canonical_convention
+from orchestrator.compare.table import RunTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Measurements", "Source", "load"]
+    from orchestrator.compare.digest import Digest
+    from orchestrator.compare.table import Part
+    from remote_payload.protocol import Job
+
+__all__ = ["Measurements", "PromptName", "Source", "load"]
 
 
 class Source(NamedTuple):
@@ -49,6 +48,8 @@ class Measurements:
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
     datasets: tuple[str, ...]
+    prompts: tuple[PromptName, ...]
+    """Of each number in `Series.named`: the prompt's name."""
     repeats: int = 0
     conflicts: int = 0
     doubles: int = 0
@@ -65,11 +66,15 @@ def load(sources: Iterable[Source]) -> Measurements:
     for folder, labels in sources:
         before = wanted.get(folder.resolve(), frozenset())
         wanted[folder.resolve()] = None if labels is None or before is None else before | labels
-    collector = _Collector()
+    runs: dict[str, tuple[Run, frozenset[str] | None]] = {}
     for folder, labels in wanted.items():
         run = read_run(folder)
-        if all(run.name != other.name for other in collector.runs):
-            collector.add(run, None if labels is None else labels | _measured_as(run.job, labels))
+        own = None if labels is None else labels | _measured_as(run.job, labels)
+        runs.setdefault(run.name, (run, own))
+    prepare([run.folder for run, _ in runs.values()])
+    collector = _Collector()
+    for run, labels in runs.values():
+        collector.add(run, read_rows(run), labels)
     return collector.finish()
 
 
@@ -81,35 +86,23 @@ def _measured_as(job: Job, labels: frozenset[str]) -> set[str]:
     return {spec.label for spec in job.drafters if (spec.hash, canonical_convention(spec.convention)) in same}
 
 
+class _Rows(NamedTuple):
+    """Some rows of a run's table, and what they are numbered by (`Numbering`)."""
+
+    table: RunTable
+    items: int
+    rows: Ints
+    units: Ints
+
+
 @dataclass
 class _Group:
-    """The rows of one series while they are being read."""
+    """The rows of one series, run by run."""
 
     slots: int
-    bound: int
     labels: dict[str, None] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
-    before: int = 0
-    """How many of its rows are from earlier runs than the one that is being read."""
-    ids: array[int] = field(default_factory=lambda: array("q"))
-    lengths: array[int] = field(default_factory=lambda: array("i"))
-    offsets: array[int] = field(default_factory=lambda: array("q", [0]))
-
-
-_Known = dict[tuple[str, int, int], tuple[_Group, int]]
-"""Where each unit of a measurement is: its group and its place there."""
-
-
-class _Names(dict[Any, int]):
-    """Numbers for names, in the order of their first use."""
-
-    def number(self, name: Any) -> int:
-        return self.setdefault(name, len(self))
-
-    def ranks(self) -> Ints:
-        """Where each number's name stands among the sorted names: numbers that no reading order changes."""
-        order = sorted(self, key=lambda name: name)
-        return np.argsort(np.array([self[name] for name in order], dtype=np.int64))
+    pieces: list[_Rows] = field(default_factory=list)
 
 
 class _Collector:
@@ -119,162 +112,129 @@ class _Collector:
         self.runs: list[Run] = []
         self.warnings: list[str] = []
         self.groups: dict[SeriesKey, _Group] = {}
-        self.known: dict[SeriesKey, _Known] = {}
-        self.places: dict[Place, tuple[_Group, _Known]] = {}
-        self.units, self.named, self.prompts, self.conversations = _Names(), _Names(), _Names(), _Names()
-        self.datasets = _Names()
-        self.several_turns: set[int] = set()
+        self.known: dict[SeriesKey, list[_Rows]] = {}
+        self.numbering = Numbering()
         self.repeats = self.conflicts = self.doubles = 0
+        self.not_kept: list[str] = []
 
-    def add(self, run: Run, labels: frozenset[str] | None) -> None:
-        """Reads a run's rows."""
+    def add(self, run: Run, digest: Digest, labels: frozenset[str] | None) -> None:
+        """Takes a run's rows."""
         self.runs.append(run)
         if not run.complete:
             why = f"it is {run.state}" if run.state not in ("", "done") else "it has no manifest"
             self.warnings.append(f"{run.name} is not complete ({why}): the rows that are there were used")
-        path, number = run.folder / "rows.jsonl", 0
-        for group in self.groups.values():
-            group.before = len(group.offsets) - 1
-        if not path.is_file():
-            self.warnings.append(f"{run.name} has no rows.jsonl")
-        try:
-            for number, record in enumerate(iter_jsonl(path), 1):  # noqa: B007
-                if labels is None or record.get("drafter") in labels:
-                    self._take(record, run)
-            _check_not_junk(path, number)
-        except ProtocolError as error:
-            text = str(error)
-            where = text if text.startswith(str(path)) else f"{path}:{number}: {text}"
-            raise ResultsError(
-                where,
-                f"pull the run again (`orch runs pull {run.name}`); if the line stays, the payload wrote it so",
-            ) from error
-        self._alias(run, labels)
-
-    def _alias(self, run: Run, labels: frozenset[str] | None) -> None:
-        """A job measures the same checkpoint once, under its first name; its other names are kept."""
-        for spec in run.job.drafters:
-            for key, group in self.groups.items():
-                same = key.drafter_hash == spec.hash and key.convention == canonical_convention(
-                    spec.convention
-                )
-                if same and run.name in group.runs and (labels is None or spec.label in labels):
-                    group.labels.setdefault(spec.label)
-
-    def _take(self, record: Mapping[str, Any], run: Run) -> None:
-        check_record(record)
-        place = place_of(record)
-        group, known = self.places.get(place) or self._open(place, record)
-        group.labels.setdefault(record["drafter"])
-        group.runs.setdefault(run.name)
-        unit = (sys.intern(record["prompt_hash"]), record["turn"], record["sample"])
-        if unit in known:
-            self._meet_again(record, *known[unit])
-            return
-        known[unit] = (group, len(group.offsets) - 1)
-        _append_lengths(group, record)
-        conversation = self.conversations.number((record["dataset"], record["prompt_id"]))
-        if record["turn"]:
-            self.several_turns.add(conversation)
-        group.ids.extend(
-            (
-                self.units.number(unit),
-                self.named.number((record["dataset"], record["prompt_id"], *unit[1:])),
-                self.prompts.number(unit[0]),
-                conversation,
-                self.datasets.number(record["dataset"]),
-                record["output_tokens"],
+        if run.differs:
+            self.warnings.append(
+                f"{run.name}: its engines do not agree ({run.differs}): trust no figure of it before it is known why"
             )
-        )
+        if not (run.folder / "rows.jsonl").is_file():
+            self.warnings.append(f"{run.name} has no rows.jsonl")
+        if digest.not_kept:
+            self.not_kept.append(digest.not_kept)
+        items = self.numbering.add(digest.table.items)
+        taken = {
+            part.key: self._take(run, digest.table, part, items)
+            for part in digest.table.parts
+            if labels is None or part.label in labels
+        }
+        self.doubles += digest.table.doubles
+        _alias(run, labels, taken)
 
-    def _open(self, place: Place, record: Mapping[str, Any]) -> tuple[_Group, _Known]:
-        """Makes the series of a row that is the first of its kind; its key in `known` is that of a row."""
-        key = series_key(record)
-        group = self.groups[key] = _new_group(key, record)
-        measured = key._replace(settings=key.settings._replace(template_hash=""))
-        self.places[place] = (group, self.known.setdefault(measured, {}))
-        return self.places[place]
+    def _take(self, run: Run, table: RunTable, part: Part, items: int) -> _Group:
+        group = self.groups.setdefault(part.key, _Group(part.slots))
+        group.labels.setdefault(part.label)
+        group.runs.setdefault(run.name)
+        rows = np.arange(part.start, part.end)
+        taken = _Rows(table, items, rows, self.numbering.units(items)[table.item[rows]])
+        measured = part.key._replace(settings=part.key.settings._replace(template_hash=""))
+        known = self.known.setdefault(measured, [])
+        for old in known:
+            if old.table is not table:
+                taken = self._without(taken, old)
+        known.append(taken)
+        group.pieces.append(taken)
+        return group
 
-    def _meet_again(self, record: Mapping[str, Any], group: _Group, place: int) -> None:
-        kept = group.lengths[group.offsets[place] : group.offsets[place + 1]]
-        differs = kept.tolist() != record["accept_lengths"]
-        if place < group.before:
-            self.repeats += 1
-            self.conflicts += differs
-        elif differs:
-            raise ProtocolError("this measurement is in the run before, with other accept_lengths")
+    def _without(self, new: _Rows, old: _Rows) -> _Rows:
+        """What is left of some rows without those that an earlier run has; counts them."""
+        if not len(new.rows):
+            return new
+        if np.array_equal(new.units, old.units):
+            ours = theirs = np.arange(len(new.rows))
         else:
-            self.doubles += 1
+            _, ours, theirs = np.intersect1d(new.units, old.units, return_indices=True)
+        self.repeats += len(ours)
+        self.conflicts += _differing(new.table, new.rows[ours], old.table, old.rows[theirs])
+        left = np.ones(len(new.rows), dtype=bool)
+        left[ours] = False
+        return new._replace(rows=new.rows[left], units=new.units[left])
 
     def finish(self) -> Measurements:
         """Returns all series, in an order that does not depend on the order of reading."""
-        several = np.zeros(len(self.conversations), dtype=bool)
-        several[list(self.several_turns)] = True
-        ranks = [
-            names.ranks()
-            for names in (self.units, self.named, self.prompts, self.conversations, self.datasets)
-        ]
-        series = [
-            _series(key, group, ranks, several)
-            for key, group in sorted(self.groups.items(), key=lambda item: item[0])
-        ]
+        self.numbering.settle()
+        if self.not_kept:
+            more = f" (and {len(self.not_kept) - 1} more)" if len(self.not_kept) > 1 else ""
+            self.warnings.append(
+                f"the digest of the rows could not be written: {self.not_kept[0]}{more}; "
+                "the next comparison reads all rows again"
+            )
         return Measurements(
             tuple(self.runs),
-            tuple(one for one in series if len(one.unit)),
-            tuple(sorted(self.datasets)),
+            tuple(
+                self._series(key, group)
+                for key, group in sorted(self.groups.items(), key=lambda item: item[0])
+                if any(len(piece.rows) for piece in group.pieces)
+            ),
+            self.numbering.datasets,
+            self.numbering.prompts,
             self.repeats,
             self.conflicts,
             self.doubles,
             tuple(self.warnings),
         )
 
-
-def _check_not_junk(path: Path, rows: int) -> None:
-    """Refuses a file that holds bytes and no row: a torn last line alone is no result."""
-    if not rows and path.is_file() and path.stat().st_size:
-        raise ProtocolError(f"{path}: there is no whole row in it")
-
-
-def _series(key: SeriesKey, group: _Group, ranks: list[Ints], several: np.ndarray) -> Series:
-    ids = np.frombuffer(group.ids, dtype=np.int64).reshape(-1, 6)
-    unit, named, prompt, conversation, dataset = (rank[ids[:, column]] for column, rank in enumerate(ranks))
-    cluster = np.where(several[ids[:, 3]], len(ranks[2]) + conversation, prompt)
-    return Series(
-        key,
-        tuple(group.labels),
-        tuple(group.runs),
-        group.slots,
-        unit,
-        named,
-        cluster,
-        dataset,
-        ids[:, 5],
-        np.frombuffer(group.lengths, dtype=np.int32),
-        np.frombuffer(group.offsets, dtype=np.int64),
-    )
-
-
-def _new_group(key: SeriesKey, record: Mapping[str, Any]) -> _Group:
-    slots = draft_slots(key.block_size, record["convention"])
-    try:
-        return _Group(slots, Shape.parse(key.shape).bound(slots))
-    except ValueError as error:
-        raise ProtocolError(str(error)) from error
-
-
-def _append_lengths(group: _Group, record: Mapping[str, Any]) -> None:
-    lengths = record["accept_lengths"]
-    try:
-        group.lengths.extend(lengths)
-    except (TypeError, OverflowError) as error:
-        raise ProtocolError("accept_lengths is not a list of whole numbers") from error
-    if lengths and not 1 <= min(lengths) <= max(lengths) <= group.bound:
-        raise ProtocolError(
-            f"accept_lengths has {min(lengths) if min(lengths) < 1 else max(lengths)}; "
-            f"{record['shape']} with block size {record['block_size']} allows 1 ... {group.bound}"
+    def _series(self, key: SeriesKey, group: _Group) -> Series:
+        pieces = [piece for piece in group.pieces if len(piece.rows)]
+        numbers = np.concatenate(
+            [self.numbering.numbers(p.items)[:, p.table.item[p.rows]] for p in pieces], axis=1
         )
-    if sum(lengths) < record["output_tokens"] - 1:
-        raise ProtocolError(
-            f"accept_lengths commit {sum(lengths)} tokens after the first, output_tokens is {record['output_tokens']}"
-        )
-    group.offsets.append(len(group.lengths))
+        order = np.argsort(numbers[0], kind="stable") if len(pieces) > 1 else np.arange(numbers.shape[1])
+        unit, named, cluster, dataset = numbers[:, order]
+        tokens = np.concatenate(
+            [np.stack([p.table.prompt_tokens[p.rows], p.table.output_tokens[p.rows]]) for p in pieces], axis=1
+        )[:, order]
+        cut = [rounds_of(p.table.lengths, p.table.offsets, p.rows) for p in pieces]
+        lengths, offsets = cut[0]
+        if len(pieces) > 1:
+            lengths = np.concatenate([own for own, _ in cut])
+            counts = np.concatenate([np.diff(own) for _, own in cut])
+            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            lengths, offsets = rounds_of(lengths, offsets, order)
+        return Series(
+            key, tuple(group.labels), tuple(group.runs), group.slots,
+            unit, named, cluster, dataset, tokens[0], tokens[1], lengths, offsets,
+        )  # fmt: skip
+
+
+def _alias(run: Run, labels: frozenset[str] | None, taken: Mapping[SeriesKey, _Group]) -> None:
+    """A job measures the same checkpoint once, under its first name; its other names are kept."""
+    own: dict[tuple[str, str], list[str]] = {}
+    for spec in run.job.drafters:
+        if labels is None or spec.label in labels:
+            own.setdefault((spec.hash, canonical_convention(spec.convention)), []).append(spec.label)
+    for key, group in taken.items():
+        for label in own.get((key.drafter_hash, key.convention), ()):
+            group.labels.setdefault(label)
+
+
+def _differing(ours: RunTable, our_rows: Ints, theirs: RunTable, their_rows: Ints) -> int:
+    """How many of these rows, pair by pair, have other lengths."""
+    our_lengths, our_offsets = rounds_of(ours.lengths, ours.offsets, our_rows)
+    their_lengths, their_offsets = rounds_of(theirs.lengths, theirs.offsets, their_rows)
+    same_count = np.diff(our_offsets) == np.diff(their_offsets)
+    if same_count.all():
+        unlike = our_lengths != their_lengths
+        rows = np.repeat(np.arange(len(our_rows)), np.diff(our_offsets))
+        return len(np.unique(rows[unlike]))
+    alike = np.flatnonzero(same_count)
+    return int((~same_count).sum()) + _differing(ours, our_rows[alike], theirs, their_rows[alike])

@@ -21,9 +21,11 @@ __all__ = [
     "DrafterName",
     "Step",
     "drafter_of",
+    "label_of",
     "name_drafters",
     "natural_key",
     "step_of",
+    "training_of",
     "variant_of",
 ]
 
@@ -46,13 +48,14 @@ class DrafterName(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A label as a step of a training: `step_0400` is step 400 of `step_`."""
+    """A label as a step of a training: `step_0400` is step 400 of `step_`; the epoch is not part of its name."""
 
     before: str
     number: int
     after: str
 
 
+_EPOCH = re.compile(r"(epoch[_-]?)[0-9]+(?=[_-])")
 _VARIANT = re.compile(r"(.*?)(@[0-9a-f]{6,})?(?: \[([^\]]+)\])?", re.DOTALL)
 
 
@@ -62,12 +65,26 @@ def variant_of(name: str) -> tuple[str, str]:
     return (match[1] + (match[2] or ""), match[3] or "") if match else (name, "")
 
 
+def label_of(name: str) -> str:
+    """Returns the label in a name of `name_drafters`."""
+    match = _VARIANT.fullmatch(name)
+    return match[1] if match else name
+
+
 def step_of(name: str) -> Step | None:
     """Returns which step of which training a name tells; None if it tells none. Variants are trainings apart."""
     whole = _VARIANT.fullmatch(name)
     label, variant = (whole[1], whole[3] or "") if whole else (name, "")
     match = re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", label, re.DOTALL)
-    return Step(match[1], int(match[2]), match[3] + variant) if match else None
+    if match is None:
+        return None
+    before = _EPOCH.sub(r"\1*", match[1])  # epoch_2_step_900 is step 900 of the training of epoch_1_step_400
+    return Step(before, int(match[2]), match[3] + variant)
+
+
+def training_of(step: Step) -> str:
+    """Returns what a training is called: its steps' name with a star for the number."""
+    return f"{step.before}*{step.after}"
 
 
 def drafter_of(key: SeriesKey) -> DrafterKey:

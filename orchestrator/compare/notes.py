@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.compare.coverage import ENOUGH, coverage_of
 from orchestrator.compare.stats import MIN_CLUSTERS
 from remote_payload.tau import BIAS_WORTH_A_WARNING
 
@@ -11,17 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from orchestrator.compare.load import Measurements
+    from orchestrator.compare.metrics import Metric
     from orchestrator.compare.model import Block, Entry, Versus
 
 __all__ = ["footnotes"]
 
 
-def footnotes(blocks: Sequence[Block], measurements: Measurements, dialect: str) -> tuple[str, ...]:
+def footnotes(blocks: Sequence[Block], measurements: Measurements, metric: Metric) -> tuple[str, ...]:
     """Returns every footnote that applies, each once, the most important first."""
     notes: dict[str, None] = {}
-    for source in (_few_prompts, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
+    for source in (_few_prompts, _coverage, _partial_pairs, _rules_differ, _undecided, _leaks, _aliases):
         notes.update(dict.fromkeys(source(blocks)))
-    notes.update(dict.fromkeys(_short_outputs(blocks, dialect)))
+    if metric.name == "tau":
+        notes.update(dict.fromkeys(_short_outputs(blocks, metric.dialect)))
     notes.update(dict.fromkeys(_provenance(measurements)))
     return tuple(notes)
 
@@ -38,6 +41,17 @@ def _few_prompts(blocks: Sequence[Block]) -> Iterable[str]:
     )
     if scarce:
         yield f"need ≥ {MIN_CLUSTERS} prompts for an interval: {', '.join(scarce)}"
+
+
+def _coverage(blocks: Sequence[Block]) -> Iterable[str]:
+    """What the intervals of few prompts are worth."""
+    counts = sorted({e.clusters for b in blocks for e in b.entries if MIN_CLUSTERS <= e.clusters < ENOUGH})
+    if counts:
+        shares = coverage_of(counts[0])
+        yield (
+            f"{counts[0]} prompts: 95 % intervals of so few covered {100 * shares.figure:.0f} % (τ) and "
+            f"{100 * shares.change:.0f} % (change) in simulations"
+        )
 
 
 def _counts(small: Sequence[Entry], everybody: bool) -> str:
@@ -98,7 +112,11 @@ def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
         for entry in block.entries:
             for versus in (entry.versus_baseline, entry.versus_previous):
                 if versus is not None and versus.verdict == "~" and versus.needed is not None:
-                    more.setdefault(_advice(versus), []).append(f"{entry.name} against {versus.against}")
+                    shown = (
+                        f"; these show {_percent(versus.detectable)}" if versus.detectable is not None else ""
+                    )
+                    pair = f"{entry.name} against {versus.against}{shown}"
+                    more.setdefault(_advice(versus), []).append(pair)
         for advice, who in more.items():
             yield f"~ {block.shape}: {advice} ({', '.join(who)})"
 
@@ -108,6 +126,11 @@ def _advice(versus: Versus) -> str:
     if missing > 0:
         return f"about {_round_up(missing)} more prompts would show a 2 % difference"
     return f"a 2 % difference would show with these {versus.clusters} prompts"
+
+
+def _percent(share: float) -> str:
+    """Two significant digits: `0.36 %`, `12 %`."""
+    return f"{float(format(100 * share, '.2g')):g} %"
 
 
 def _round_up(count: int) -> int:

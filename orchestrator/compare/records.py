@@ -6,6 +6,7 @@ afterwards needs no checks of its own. Both are made to be cheap: there may be a
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
         "acceptance", "dtype", "template_hash",
     )),
     *((name, (int,), "a whole number") for name in (
-        "turn", "sample", "block_size", "top_k", "seed", "max_new_tokens", "output_tokens",
+        "turn", "sample", "block_size", "top_k", "seed", "max_new_tokens", "prompt_tokens", "output_tokens",
     )),
     *((name, (int, float), "a number") for name in ("temperature", "top_p")),
     ("stop_ids", (list,), "a list"),
@@ -47,8 +48,25 @@ _SCALARS = operator.itemgetter(
 )
 
 
+_TYPED = operator.itemgetter("schema", *(name for name, _, _ in _TYPES))
+_COUNTS = operator.itemgetter("turn", "sample", "block_size", "prompt_tokens", "output_tokens")
+_USUAL = frozenset((str, *kinds) for kinds in itertools.product(*(allowed for _, allowed, _ in _TYPES)))
+"""What the types of a sound row's fields are, the schema's first: one look-up instead of one a field."""
+
+
 def check_record(record: Mapping[str, Any]) -> None:
     """Raises ProtocolError if a record cannot be a row."""
+    names = record.keys()
+    if not (_REQUIRED <= names <= _ROW_FIELDS) or tuple(map(type, _TYPED(record))) not in _USUAL:
+        _say_what_is_wrong(record)
+    if record["schema"] != ROW_SCHEMA:
+        check_schema(record, ROW_SCHEMA)
+    if min(_COUNTS(record)) < 0:
+        raise ProtocolError("turn, sample, block_size, prompt_tokens or output_tokens is negative")
+
+
+def _say_what_is_wrong(record: Mapping[str, Any]) -> None:
+    """Raises ProtocolError for a record whose fields are not those of a row, or not of their types."""
     check_schema(record, ROW_SCHEMA)
     names = record.keys()
     if not names <= _ROW_FIELDS:
@@ -58,8 +76,6 @@ def check_record(record: Mapping[str, Any]) -> None:
     for name, allowed, what in _TYPES:
         if type(record[name]) not in allowed:
             raise ProtocolError(f"{name} is {record[name]!r}, not {what}")
-    if min(record["turn"], record["sample"], record["block_size"], record["output_tokens"]) < 0:
-        raise ProtocolError("turn, sample, block_size or output_tokens is negative")
 
 
 def canonical_convention(settings: Mapping[str, Any]) -> str:

@@ -1,38 +1,52 @@
-"""Drafts side by side: the fixed anchors of samples.jsonl, the same for every drafter.
+"""Drafts side by side: the fixed anchors of samples.jsonl and each drafter's worst rounds.
 
-What always holds: only anchors that every drafter shown has are taken, never a drafter's own worst rounds
-(they are marked and differ between drafters); what was accepted is what equals the target's own tokens.
+What always holds: the fixed anchors are the same for every drafter, and only those that every drafter shown
+has are taken; a worst round is one drafter's own, with the others' drafts where they were kept. What was
+accepted is what equals the target's own tokens. None of this enters any figure.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample, SampleDraft
 from orchestrator.compare.names import natural_key
-from orchestrator.errors import ResultsError
+from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import SAMPLE_SCHEMA, ProtocolError, canonical_json, check_schema, iter_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.compare.folder import Run
     from orchestrator.compare.model import Comparison
 
-__all__ = ["pick_samples"]
+__all__ = ["ORDERS", "Order", "pick_samples", "read_order"]
 
-_LOOP = 3  # the longest period, in tokens, that counts as a loop
+Order = Literal["disagreement", "worst", "prompt"]
+ORDERS: tuple[Order, ...] = ("disagreement", "worst", "prompt")
 _FIELDS = (
     "drafter_hash",
+    "block_size",
+    "convention",
     "prompt_id",
     "prompt_hash",
     "dataset",
     "turn",
     "sample",
     "anchor",
+    "worst",
     "draft_ids",
     "truth_ids",
 )
+
+
+def read_order(text: str) -> Order:
+    """Reads an order; another one is a UsageError."""
+    for order in ORDERS:
+        if text == order:
+            return order
+    raise UsageError(f"--samples-by {text}: no such order", f"the orders are {', '.join(ORDERS)}")
 
 
 class _Anchor(NamedTuple):
@@ -44,33 +58,68 @@ class _Anchor(NamedTuple):
     anchor: int
 
 
-def pick_samples(runs: Sequence[Run], comparison: Comparison, count: int) -> tuple[Sample, ...]:
-    """Returns the anchors at which the drafters disagree most, at most `count` of them.
+class _Place:
+    """What was kept at one place: each drafter's draft, whose worst round it is, and who has it as an anchor."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Mapping[str, Any]] = {}
+        self.fixed: set[str] = set()
+        self.worst: set[str] = set()
+
+    def add(self, name: str, record: Mapping[str, Any]) -> None:
+        """Takes a drafter's draft; the same place may be both its anchor and its worst round."""
+        self.records.setdefault(name, record)
+        (self.worst if record["worst"] else self.fixed).add(name)
+
+
+def pick_samples(
+    runs: Sequence[Run],
+    comparison: Comparison,
+    count: int,
+    order: Order = "disagreement",
+    search: str = "",
+) -> tuple[Sample, ...]:
+    """Returns at most `count` places with the drafts made there.
+
+    Args:
+        runs: the runs of the comparison.
+        comparison: says which drafters, and what they are called.
+        count: how many.
+        order: "disagreement": the fixed anchors where the drafters differ most, one of every prompt before a
+            second of any; "worst": anchors and worst rounds, the largest loss first; "prompt": both, in the
+            order of the prompts.
+        search: only places whose prompt, context, target's text or drafts have this text (in any case).
 
     Raises:
         ResultsError: a line of samples.jsonl is broken; the message has file and line.
     """
     names = _names(comparison)
-    found: dict[_Anchor, dict[str, Mapping[str, Any]]] = {}
+    found: dict[_Anchor, _Place] = {}
     for run in runs:
         for record in _records(run):
             name = names.get(_drafter(run, record))
-            if name is not None and not record["worst"]:
-                place = _Anchor(record["prompt_hash"], record["turn"], record["sample"], record["anchor"])
-                found.setdefault(place, {}).setdefault(name, record)
-    everyone = {name for drafts in found.values() for name in drafts}
-    shared = [drafts for drafts in found.values() if drafts.keys() == everyone]
-    shared = _spread(sorted(shared, key=_interest))
-    order = list(dict.fromkeys(entry.name for block in comparison.blocks for entry in block.entries))
-    return tuple(
-        _sample([(name, drafts[name]) for name in order if name in drafts]) for drafts in shared[:count]
-    )
+            if name is not None:
+                anchor = _Anchor(record["prompt_hash"], record["turn"], record["sample"], record["anchor"])
+                found.setdefault(anchor, _Place()).add(name, record)
+    everyone = {name for place in found.values() for name in place.fixed}
+    in_order = list(dict.fromkeys(entry.name for block in comparison.blocks for entry in block.entries))
+    samples = []
+    for place in found.values():
+        anchored = bool(everyone) and place.fixed >= everyone
+        if anchored or (place.worst and order != "disagreement"):
+            kind = "anchor" if anchored else "worst"
+            drafts = [(name, place.records[name]) for name in in_order if name in place.records]
+            samples.append(_sample(kind, drafts, place.worst, comparison.baseline))
+    wanted = [one for one in samples if _has(one, search.casefold())]
+    wanted.sort(key=_KEYS[order])
+    return tuple((_spread(wanted) if order == "disagreement" else wanted)[:count])
 
 
 class _Drafter(NamedTuple):
-    """What tells the drafters of one run apart."""
+    """What tells the drafters of one run apart; older records of samples do not tell their engine."""
 
     run: str
+    engine: str | None
     drafter_hash: str
     block_size: int
     convention: str
@@ -82,14 +131,15 @@ def _names(comparison: Comparison) -> dict[_Drafter, str]:
         for entry in block.entries:
             for run in entry.runs:
                 convention = canonical_json(entry.convention)
-                names.setdefault(_Drafter(run, entry.drafter_hash, entry.block_size, convention), entry.name)
+                for engine in (entry.engine, None):
+                    key = _Drafter(run, engine, entry.drafter_hash, entry.block_size, convention)
+                    names.setdefault(key, entry.name)
     return names
 
 
 def _drafter(run: Run, record: Mapping[str, Any]) -> _Drafter:
-    return _Drafter(
-        run.name, record["drafter_hash"], record["block_size"], canonical_json(record["convention"])
-    )
+    convention = canonical_json(record["convention"])
+    return _Drafter(run.name, record.get("engine"), record["drafter_hash"], record["block_size"], convention)
 
 
 def _records(run: Run) -> list[Mapping[str, Any]]:
@@ -123,20 +173,37 @@ def _check_record(record: Mapping[str, Any]) -> None:
         raise ProtocolError("turn, sample or anchor is not a whole number")
 
 
-def _interest(drafts: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    """The largest disagreement first (on as many slots as all of them have), then by prompt and place."""
-    slots = min(len(record["draft_ids"]) for record in drafts.values())
-    accepted = [min(_accepted(record), slots) for record in drafts.values()]
-    first = next(iter(drafts.values()))
-    return min(accepted) - max(accepted), natural_key(str(first["prompt_id"])), first["turn"], first["anchor"]
+def _by_prompt(sample: Sample) -> tuple[Any, ...]:
+    return sample.dataset, natural_key(sample.prompt_id), sample.turn, sample.sample, sample.anchor
 
 
-def _spread(ordered: Sequence[dict[str, Mapping[str, Any]]]) -> list[dict[str, Mapping[str, Any]]]:
-    """One anchor of every prompt before a second of any."""
-    seen: dict[str, int] = {}
+def _by_disagreement(sample: Sample) -> tuple[Any, ...]:
+    return -sample.disagreement, natural_key(sample.prompt_id), sample.turn, sample.anchor
+
+
+def _by_loss(sample: Sample) -> tuple[Any, ...]:
+    return -sample.loss, *_by_prompt(sample)
+
+
+_KEYS: dict[Order, Callable[[Sample], tuple[Any, ...]]] = {
+    "disagreement": _by_disagreement,
+    "worst": _by_loss,
+    "prompt": _by_prompt,
+}
+
+
+def _has(sample: Sample, search: str) -> bool:
+    texts = [sample.prompt_id, sample.context, sample.truth]
+    texts += [(d.accepted_text or "") + (d.rest_text or "") for d in sample.drafts]
+    return any(search in text.casefold() for text in texts)
+
+
+def _spread(ordered: Sequence[Sample]) -> list[Sample]:
+    """One place of every prompt before a second of any."""
+    seen: dict[tuple[str, str, int, int], int] = {}
     turns = []
-    for drafts in ordered:
-        prompt = next(iter(drafts.values()))["prompt_hash"]
+    for sample in ordered:
+        prompt = (sample.dataset, sample.prompt_id, sample.turn, sample.sample)
         seen[prompt] = seen.get(prompt, 0) + 1
         turns.append(seen[prompt])
     return [ordered[place] for place in sorted(range(len(ordered)), key=lambda place: turns[place])]
@@ -152,17 +219,26 @@ def _accepted(record: Mapping[str, Any]) -> int:
     return count
 
 
-def _sample(drafts: Sequence[tuple[str, Mapping[str, Any]]]) -> Sample:
+def _sample(
+    kind: str, drafts: Sequence[tuple[str, Mapping[str, Any]]], worst: set[str], baseline: str | None
+) -> Sample:
     first = drafts[0][1]
+    slots = min(len(record["draft_ids"]) for _, record in drafts)
+    accepted = {name: min(_accepted(record), slots) for name, record in drafts}
+    others = [count for name, count in accepted.items() if name != baseline] or [slots]
+    best = max(accepted.values()) if len(accepted) > 1 else min(slots, len(first["truth_ids"]))
     return Sample(
-        str(first["prompt_id"]),
-        str(first["dataset"]),
-        first["turn"],
-        first["sample"],
-        first["anchor"],
-        _text(first.get("context"), first.get("context_ids", ())),
-        _text(first.get("truth"), first["truth_ids"]),
-        tuple(_draft(name, record) for name, record in drafts),
+        kind=kind,
+        prompt_id=str(first["prompt_id"]),
+        dataset=str(first["dataset"]),
+        turn=first["turn"],
+        sample=first["sample"],
+        anchor=first["anchor"],
+        context=_text(first.get("context"), first.get("context_ids", ())),
+        truth=_text(first.get("truth"), first["truth_ids"]),
+        disagreement=max(accepted.values()) - min(accepted.values()),
+        loss=max(accepted.get(baseline or "", best) - min(others), 0),
+        drafts=tuple(_draft(name, record, name in worst) for name, record in drafts),
     )
 
 
@@ -170,21 +246,20 @@ def _text(text: str | None, ids: Sequence[int]) -> str:
     return text if text is not None else " ".join(map(str, ids))
 
 
-def _draft(name: str, record: Mapping[str, Any]) -> SampleDraft:
+def _draft(name: str, record: Mapping[str, Any], worst: bool) -> SampleDraft:
     ids, accepted, pieces = tuple(record["draft_ids"]), _accepted(record), record.get("draft_pieces")
     # A loop that the target writes too is no fault: only what goes on past the accepted part counts.
-    repeats = _longest_loop(ids[max(accepted - 1, 0) :])
-    if pieces is None:
-        return SampleDraft(name, accepted, ids, None, None, repeats)
-    return SampleDraft(name, accepted, ids, "".join(pieces[:accepted]), "".join(pieces[accepted:]), repeats)
-
-
-def _longest_loop(ids: Sequence[int]) -> int:
-    """How often a piece of 1 to 3 tokens follows itself at once: 0 for none ("elif elif elif" is 2)."""
-    best = 0
-    for period in range(1, _LOOP + 1):
-        run = 0
-        for place in range(period, len(ids)):
-            run = run + 1 if ids[place] == ids[place - period] else 0
-            best = max(best, run // period)
-    return best
+    past = ids[max(accepted - 1, 0) :]
+    loop = longest_loop(past)
+    return SampleDraft(
+        name=name,
+        accepted=accepted,
+        ids=ids,
+        pieces=None if pieces is None else tuple(pieces),
+        accepted_text=None if pieces is None else "".join(pieces[:accepted]),
+        rest_text=None if pieces is None else "".join(pieces[accepted:]),
+        duplicates=duplicates(past),
+        repeats=loop.repeats,
+        loop_period=loop.period,
+        worst=worst,
+    )

@@ -16,7 +16,7 @@ from orchestrator.errors import ResultsError, UsageError
 from remote_payload.protocol import TERMINAL_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orchestrator.errors import OrchError
     from orchestrator.runs import Run, RunStore
@@ -32,6 +32,16 @@ class Selection(NamedTuple):
 
     sources: list[Source]
     notes: list[str]
+
+    def words(self) -> list[str]:
+        """Returns the names that select the same runs and drafters again, whatever was evaluated since."""
+        found: dict[str, None] = {}
+        for folder, labels in self.sources:
+            name = folder.name if (folder / "where.json").is_file() else str(folder)
+            found.update(
+                dict.fromkeys([name] if labels is None else [f"{name}:{one}" for one in sorted(labels)])
+            )
+        return list(found)
 
 
 class _Recorded(NamedTuple):
@@ -54,7 +64,8 @@ def select(names: Sequence[str], store: RunStore | None, baseline: str | None) -
     """Returns the runs that were named, or the last eval and the step before it; with the baseline.
 
     Args:
-        names: folders, run ids or their beginnings, labels of runs, labels of drafters, `last`.
+        names: folders, run ids or their beginnings, labels of runs, labels of drafters, one drafter of a run
+            (RUN:LABEL), `last`.
         store: the local record, if there is one.
         baseline: the label of the baseline; it is looked for in earlier runs if the chosen ones lack it.
 
@@ -62,7 +73,8 @@ def select(names: Sequence[str], store: RunStore | None, baseline: str | None) -
         UsageError: a name means nothing, or there is nothing to compare.
     """
     recorded, notes = _recorded(store)
-    sources = [_named(name, store, recorded) for name in names] or _last(recorded, baseline)
+    by_id = {one.folder.name: one for one in recorded}
+    sources = [_named(name, store, by_id) for name in names] or _last(recorded, baseline)
     if not sources:
         where = f" in {store.folder}" if store else ""
         raise UsageError(f"there are no results to compare{where}", "`orch eval --ckpt REF` makes some")
@@ -106,18 +118,23 @@ def _fetch(run: Run) -> str:
     return f"orch runs {'pull' if run.status() == 'done' else 'attach'} {run.job_id}"
 
 
-def _named(name: str, store: RunStore | None, recorded: Sequence[_Recorded]) -> Source:
+def _named(name: str, store: RunStore | None, recorded: Mapping[str, _Recorded]) -> Source:
     if is_run_folder(name) or store is None:
         return Source(Path(name))
+    if name in recorded:
+        return Source(recorded[name].folder)
+    job_id, _, label = name.partition(":")
+    if job_id in recorded and label in recorded[job_id].labels:
+        return Source(recorded[job_id].folder, frozenset({label}))
     try:
         run = store.resolve(name)
     except UsageError as error:
-        with_label = next((one for one in recorded if name in one.labels), None)
+        with_label = next((one for one in recorded.values() if name in one.labels), None)
         if with_label is not None:
             return Source(with_label.folder, frozenset({name}))
         if Path(name).is_dir():
             return Source(Path(name))
-        known = sorted({label for one in recorded for label in one.labels})
+        known = sorted({label for one in recorded.values() for label in one.labels})
         hint = (
             f"{error.hint or _NEXT}; drafters with results: {', '.join(known)}"
             if known
@@ -161,7 +178,8 @@ def _baseline(sources: Sequence[Source], recorded: Sequence[_Recorded], baseline
     """The newest run that has the baseline under the same settings, if the chosen runs lack it."""
     if baseline is None:
         return []
-    jobs = [(source, read_run(source.folder).job) for source in sources]
+    known = {one.folder: one.job for one in recorded}
+    jobs = [(source, known.get(source.folder) or read_run(source.folder).job) for source in sources]
     present = {
         s.label
         for source, job in jobs
@@ -180,6 +198,7 @@ def _settings(job: Job) -> tuple[object, ...]:
     return (
         job.target.name,
         job.target.dtype,
+        job.target.attn,
         job.prompts_hash,
         job.template_hash,
         job.enable_thinking,

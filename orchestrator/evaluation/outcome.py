@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError, ResultsError
+from orchestrator.errors import (
+    CheckpointRejectedError,
+    HostFailedError,
+    LinkError,
+    NegativeAnswerError,
+    OrchError,
+    ResultsError,
+)
+from remote_payload import proof
 from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
 from remote_payload.tau import BIAS_WORTH_A_WARNING
+from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from orchestrator.launch import Observation
     from orchestrator.runs.attached import AttachedRun
@@ -30,7 +40,11 @@ __all__ = ["Outcome", "conclude", "read_outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason."""
+    """The end of a run: per drafter its figures by shape, and who was rejected, each with the reason.
+
+    `proofs` are the summary's reports on its engines (`parity`, `lossless`), `differs` what they found against the
+    run, in a sentence. `diagnosis` is the document of a run that diagnosed a drafter.
+    """
 
     run_id: str
     host: str
@@ -42,6 +56,9 @@ class Outcome:
     rejected: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     left: tuple[int, ...] = ()
+    proofs: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
+    diagnosis: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields for a JSON document."""
@@ -56,12 +73,23 @@ class Outcome:
             "rejected": list(self.rejected),
             "notes": list(self.notes),
             "left": list(self.left),
+            "parity": self.proofs.get("parity"),
+            "lossless": self.proofs.get("lossless"),
         }
 
     def error(self) -> OrchError | None:
         """Returns what is wrong with this end; None for a job that did all it should."""
+        lines = "".join(f"\n  {item['label']}: {item['reason']}" for item in self.rejected)
+        if self.differs:
+            also = f"; and {len(self.rejected)} rejected:{lines}" if self.rejected else ""
+            return NegativeAnswerError(
+                f"the engines of run {self.run_id} do not agree: {self.differs}{also}",
+                f"{self.folder}/summary.json lists where (parity, lossless); the same with --dtype float32 tells a bug "
+                "of an engine from rounding; the rows are kept, but trust no figure of theirs before",
+                run=self.run_id,
+                rejected=list(self.rejected),
+            )
         if self.rejected:
-            lines = "".join(f"\n  {item['label']}: {item['reason']}" for item in self.rejected)
             kept = "; the others' results are kept" if self.drafters else ""
             return CheckpointRejectedError(
                 f"{len(self.rejected)} rejected on {self.host}{kept}:{lines}",
@@ -118,6 +146,9 @@ def conclude(attached: AttachedRun, last: Observation) -> Outcome:
     except ResultsError:
         if last.verdict == "done":
             raise
+    from orchestrator.compare import digest  # numpy: only here, where everything else is done
+
+    digest.make(attached.run.path)
     return read_outcome(attached.run)
 
 
@@ -153,8 +184,13 @@ def read_outcome(run: Run) -> Outcome:
         complete=bool(pulled and pulled.complete),
         drafters=tuple(_in_order(drafter, run.job.shapes) for drafter in summary.get("drafters") or ()),
         rejected=tuple(rejected),
-        notes=(*_notes(summary), *_leaks(run)) if summary.get("drafters") else (),
+        notes=(*_notes(summary), *proof.headlines(summary).values(), *_leaks(run))
+        if summary.get("drafters")
+        else (),
         left=seen.left if seen and seen.verdict == "lost" else (),
+        proofs={name: summary[name] for name in proof.headlines(summary)},
+        differs=proof.fault(summary),
+        diagnosis=_diagnosis(run),
     )
 
 
@@ -206,13 +242,20 @@ def _in_order(drafter: Mapping[str, Any], shapes: Sequence[str]) -> dict[str, An
     return {**drafter, "shapes": {shape: figures[shape] for shape in order}}
 
 
+def _diagnosis(run: Run) -> dict[str, Any] | None:
+    path = run.path / "diagnosis.json"
+    return _document(run, path, DIAGNOSE_SCHEMA) if path.is_file() else None
+
+
 def _summary(run: Run) -> dict[str, Any]:
     path = run.path / "summary.json"
-    if not path.is_file():
-        return {}
+    return _document(run, path, SUMMARY_SCHEMA) if path.is_file() else {}
+
+
+def _document(run: Run, path: Path, schema: str) -> dict[str, Any]:
     try:
-        summary = read_json(path)
-        check_schema(summary, SUMMARY_SCHEMA, str(path))
+        document = read_json(path)
+        check_schema(document, schema, str(path))
     except (ProtocolError, AttributeError) as error:
         raise ResultsError(f"{path}: {error}", f"pull again: `orch runs pull {run.job_id}`") from error
-    return dict(summary)
+    return dict(document)

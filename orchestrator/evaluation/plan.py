@@ -35,6 +35,7 @@ class EvalOptions:
     """What a person asked for. None means: the suite's, the target's or the inventory's own."""
 
     ckpts: Sequence[str]
+    kind: str = "eval"
     on: str | None = None
     target: str | None = None
     suite: str | None = None
@@ -206,7 +207,7 @@ def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) 
     return Job(
         job_id=new_job_id(options.label or suite.name),
         payload_hash=payload_hash,
-        kind="eval",
+        kind=options.kind,
         target=TargetSpec(
             target.name,
             chosen.target_path,

@@ -160,15 +160,27 @@ def prepare(
     drafters = inspect_drafters(chosen, links, report)
     host, entry = links.open(chosen.entry.name), chosen.entry
     payload = ready_payload(chosen, host, report)
-    specs = [_stage(drafter, chosen, links, report, transfer) for drafter in drafters]
+    # In a diagnosis the declared convention is the subject's; the reference drafter beside it has its own.
+    alone = chosen.options.kind == "diagnose"
+    specs = [
+        _stage(drafter, chosen, links, report, transfer, declared=not (alone and place))
+        for place, drafter in enumerate(drafters)
+    ]
     job = build_job(chosen, payload.release, specs)
     run = store.create(job, Where(host=entry.name, workdir=entry.workdir), {PROMPTS: chosen.prompts})
     return AttachedRun(run, host, entry)
 
 
 def _stage(
-    drafter: Checkpoint, chosen: Plan, links: Links, report: Report, transfer: Transfer | None
+    drafter: Checkpoint,
+    chosen: Plan,
+    links: Links,
+    report: Report,
+    transfer: Transfer | None,
+    *,
+    declared: bool,
 ) -> DrafterSpec:
+    """Stages a drafter, and returns its record; `declared` says whether --convention is about it."""
     source = links.open(drafter.host) if drafter.host else None
     python = links.entry(drafter.host).python if drafter.host else sys.executable
     sent = 0
@@ -188,7 +200,7 @@ def _stage(
     drafter, path = checkpoints.stage_current(drafter, send, look, report)
     if sent:
         report(f"staged {drafter.label} on {chosen.entry.name} ({human_bytes(sent)})")
-    convention = {**drafter.convention, **chosen.options.convention}
+    convention = {**drafter.convention, **(chosen.options.convention if declared else {})}
     return DrafterSpec(
         drafter.label,
         path,

@@ -28,6 +28,7 @@ from remote_payload.drafters.tensors import (
     TO_TARGET,
     UNUSED,
     Account,
+    TensorError,
     expected_tensors,
     own_tensors,
 )
@@ -221,11 +222,12 @@ def _judge_content(tensors: dict[str, torch.Tensor], account: Account, forgive: 
 def _refuse_faults(folder: Path, account: Account) -> None:
     faults = account.faults()
     if faults:
-        raise CheckpointError(
+        raise TensorError(
             f"{folder}: the tensors are not those of its config.json. "
             + "; ".join(faults)
             + ". Fix the export; nothing is initialised in their place (--forgive NAME passes over one that is "
-            "unknown, not finite or all zero)"
+            "unknown, not finite or all zero)",
+            account,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remote_payload.errors import CheckpointError
-from remote_payload.vocabulary import WINDOW_RULES, convention_fault, parse_setting
+from remote_payload.vocabulary import WINDOW_RULES, convention_fault, parse_setting, whole
 
 __all__ = ["WINDOW_RULES", "Convention"]
 
@@ -22,14 +22,16 @@ class Convention:
     """One drafter's convention.
 
     Attributes:
-        context: the block at anchor s sees features of positions < s (`before_anchor`), or <= s
-            (`through_anchor`: a leak that live decoding cannot reproduce).
+        context: the block at anchor s sees features of positions < s (`before_anchor`), <= s
+            (`through_anchor`: a leak that live decoding cannot reproduce), or < s - 1 (`one_short`).
         block_position_offset: slot k sits at position s + k + this; the context stays where it is.
         hidden_index_offset: layer id L means `hidden_states[L + 1 + this]`.
         label_offset: 0, slot k predicts the token at s + k (k >= 1); 1, slot k predicts s + k + 1 (k >= 0).
         in_block: what the slots of one block see of each other.
         window_rule: how sliding layers count their window; empty, the checkpoint decides.
         hidden_norm: whether the normalisation after `fc` is applied.
+        final_norm: whether the last normalisation, before the head, is applied.
+        rope_theta: base of the rotary embedding where it is not the one that config.json states; 0, it is.
     """
 
     context: str = "before_anchor"
@@ -39,6 +41,8 @@ class Convention:
     in_block: str = "bidirectional"
     window_rule: str = ""
     hidden_norm: bool = True
+    final_norm: bool = True
+    rope_theta: float = 0
 
     def __post_init__(self) -> None:
         fault = convention_fault(asdict(self))
@@ -61,7 +65,7 @@ class Convention:
         fault = convention_fault(settings)
         if fault:
             raise CheckpointError(f"{where}: {fault}")
-        return cls(**settings)
+        return cls(**{name: whole(value) for name, value in settings.items()})
 
     @classmethod
     def from_flags(cls, flags: Iterable[str], base: Mapping[str, Any] | None = None) -> Convention:

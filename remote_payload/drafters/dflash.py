@@ -11,7 +11,7 @@ h/g query/key-value heads, d head dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 
 from remote_payload.drafters.checkpoint import Checkpoint, effective_rule
 from remote_payload.drafters.heads import Head, own_head
-from remote_payload.drafters.masks import block_mask, context_mask
+from remote_payload.drafters.masks import block_mask, context_end, context_mask
 from remote_payload.drafters.rope import inverse_frequencies
-from remote_payload.drafters.slabs import arrange
+from remote_payload.drafters.slabs import Slab, arrange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from remote_payload.drafters.config import RopeConfig
     from remote_payload.drafters.convention import Convention
 
-__all__ = ["Context", "DFlashDrafter"]
+__all__ = ["Context", "DFlashDrafter", "rotate"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class DFlashDrafter:
         self.own_parts = [name for name, part in parts.items() if part is not None]
         self._weights = {name: t.to(device, dtype) for name, t in checkpoint.tensors.items()}
         self._rule, self.window_rule_assumed = effective_rule(self.config, convention)
+        theta = convention.rope_theta or self.config.rope.theta
+        self.rope = replace(self.config.rope, theta=float(theta))
 
     @property
     def feature_indices(self) -> list[int]:
@@ -112,17 +114,36 @@ class DFlashDrafter:
             features: [P, T, K*H], the target's hidden states of `feature_indices`, at positions 0 ... T-1
                 (right-padded: positions at or after an anchor are never seen by it).
         """
-        hidden = F.linear(features.to(self.device, self.dtype), self._weights["fc.weight"])
-        if self.convention.hidden_norm:
-            hidden = self._norm(hidden, "hidden_norm.weight")
+        hidden = self.project(features)
         length = hidden.shape[1]
-        turn = _rotation(torch.arange(length, device=self.device), self.config.head_dim, self.config.rope)
+        turn = self.turn(self.context_positions(length))
         keys, values = [], []
         for layer in range(self.config.num_layers):
-            at = f"layers.{layer}.self_attn."
-            keys.append(_rotate(self._heads(hidden, at, "k_proj", "k_norm"), turn))
-            values.append(self._heads(hidden, at, "v_proj"))
+            key, value = self.context_pair(layer, hidden, turn)
+            keys.append(key)
+            values.append(value)
         return Context(keys, values, length)
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns what every layer reads of the context: fc and hidden_norm, [P, T, K*H] -> [P, T, H]."""
+        hidden = F.linear(features.to(self.device, self.dtype), self._weights["fc.weight"])
+        return self._norm(hidden, "hidden_norm.weight") if self.convention.hidden_norm else hidden
+
+    def context_pair(
+        self, layer: int, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns a layer's keys and values of projected features, [P, g, T, d] each."""
+        at = f"layers.{layer}.self_attn."
+        keys = self._heads(hidden, at, "k_proj", "k_norm")
+        return rotate(keys, turn, self.rope), self._heads(hidden, at, "v_proj")
+
+    def context_positions(self, length: int) -> torch.Tensor:
+        """Returns the positions of context features 0 ... length - 1: [T]."""
+        return torch.arange(length, device=self.device)
+
+    def turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the rotary embedding's cosines and sines of positions: [..., d'] float32 each."""
+        return _rotation(positions, self.config.head_dim, self.rope)
 
     # ------------------------------------------------------------------ drafting
 
@@ -140,26 +161,45 @@ class DFlashDrafter:
         Returns:
             [N, D, H] final hidden states (after `norm`) of the slots that draft, ready for the target's head.
         """
-        rows, block = anchors.shape[0], self.block_size
-        ids = torch.full((rows, block), self.config.mask_token_id, device=self.device, dtype=torch.long)
-        ids[:, 0] = tokens
-        hidden = self._embed(ids).to(self.dtype)
-        slots = torch.arange(block, device=self.device)
-        positions = anchors[:, None] + slots + self.convention.block_position_offset
-        turn = _rotation(positions, self.config.head_dim, self.config.rope)
+        hidden = self.slots(context, trajectories, anchors, tokens)
+        return self.finish(hidden[:, self.first_label :])
+
+    def slots(
+        self, context: Context, trajectories: torch.Tensor, anchors: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs one block per row, as `draft`: [N, B, H] of all slots, before the final norm."""
+        hidden = self.block_input(tokens)
+        turn = self.turn(self.block_positions(anchors))
         reading = self._reading(context, trajectories, anchors)
         for layer in range(self.config.num_layers):
             hidden = self._layer(layer, hidden, context, reading, turn)
-        return self._norm(hidden[:, self.first_label :], "norm.weight")
+        return hidden
+
+    def block_input(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns what the slots hold, the anchor's embedding and the mask token's: [N] -> [N, B, H]."""
+        ids = torch.full(
+            (len(tokens), self.block_size), self.config.mask_token_id, device=self.device, dtype=torch.long
+        )
+        ids[:, 0] = tokens
+        return self._embed(ids).to(self.dtype)
+
+    def block_positions(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Returns the positions of the slots of blocks at these anchors: [N] -> [N, B]."""
+        slots = torch.arange(self.block_size, device=self.device)
+        return anchors[:, None] + slots + self.convention.block_position_offset
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns what the head reads of the last layer's output: the final norm, if the convention has it."""
+        return self._norm(hidden, "norm.weight") if self.convention.final_norm else hidden
 
     def _reading(
         self, context: Context, trajectories: torch.Tensor, anchors: torch.Tensor
     ) -> list[tuple[_Reads, dict[int | None, torch.Tensor]]]:
         """Says what of the context the rows read: once per pass, and per window only once per layer kind."""
-        through = 1 if self.convention.context == "through_anchor" else 0
-        ends = [min(context.length, anchor + through) for anchor in anchors.tolist()]
+        shift = context_end(self.convention)
+        ends = [max(0, min(context.length, anchor + shift)) for anchor in anchors.tolist()]
         reading = []
-        for slab in arrange(trajectories.tolist(), ends, self.block_size):
+        for slab in self.slabs(trajectories.tolist(), ends):
             everything = slab.rows == list(range(len(ends)))
             rows = None if everything else torch.tensor(slab.rows, device=self.device)
             whole = slab.trajectories == list(range(context.keys[0].shape[0]))
@@ -169,20 +209,40 @@ class DFlashDrafter:
             reading.append((reads, {w: self._mask(w, at, reads) for w in set(self.config.windows)}))
         return reading
 
+    def slabs(self, trajectories: list[int], ends: list[int]) -> list[Slab]:
+        """Says which rows share a pass over their trajectory's context (`slabs.arrange`)."""
+        return arrange(trajectories, ends, self.block_size)
+
     def _mask(self, window: int | None, anchors: torch.Tensor, reads: _Reads) -> torch.Tensor:
         """[trajectories, 1, groups*each*B, seen + each*B], zero where a slot sees and -inf where not."""
         block, each = self.block_size, reads.each
-        before = context_mask(anchors, reads.seen, block, self.convention, self._rule, window)
+        before = self.context_seen(anchors, reads.seen, window)
         before = before.reshape(reads.size, each * block, reads.seen)
         own = block_mask(block, self.convention, self._rule, window, self.device)
-        # Rows of one trajectory share its context, and see nothing of each other's blocks.
-        if each > 1:
-            own = torch.kron(torch.eye(each, device=self.device), own.float()).bool()
-        seen = torch.cat([before, own.expand(reads.size, -1, -1)], dim=-1)
+        seen = torch.cat([before, self.blocks_seen(anchors.view(reads.size, each), own)], dim=-1)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(~seen, float("-inf"))
         groups = self.config.num_heads // self.config.num_kv_heads
         return mask.repeat(1, groups, 1)[:, None]
+
+    def context_seen(self, anchors: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
+        """Returns which of `length` context positions each slot sees, [N, B, length] boolean."""
+        return context_mask(anchors, length, self.block_size, self.convention, self._rule, window)
+
+    def blocks_seen(self, anchors: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Returns which slots of the blocks that share a trajectory each of their slots sees.
+
+        Args:
+            anchors: [trajectories, each] positions.
+            own: [B, B] what a slot sees of its own block.
+
+        Returns:
+            [trajectories, each*B, each*B] boolean: nothing of another block.
+        """
+        size, each = anchors.shape
+        if each > 1:
+            own = torch.kron(torch.eye(each, device=self.device), own.float()).bool()
+        return own.expand(size, -1, -1)
 
     def _layer(
         self,
@@ -194,9 +254,7 @@ class DFlashDrafter:
     ) -> torch.Tensor:
         at = f"layers.{layer}."
         inner = self._norm(hidden, at + "input_layernorm.weight")
-        queries = _rotate(self._heads(inner, at + "self_attn.", "q_proj", "q_norm"), turn)
-        keys = _rotate(self._heads(inner, at + "self_attn.", "k_proj", "k_norm"), turn)
-        values = self._heads(inner, at + "self_attn.", "v_proj")
+        queries, keys, values = self.block_parts(layer, inner, turn)
         window = self.config.windows[layer]
         parts = [
             _attend(queries, keys, values, (context.keys[layer], context.values[layer]), reads, masks[window])
@@ -207,13 +265,26 @@ class DFlashDrafter:
             attended = attended.new_empty(hidden.shape[0], *attended.shape[1:])
             for part, (reads, _) in zip(parts, reading, strict=True):
                 attended[reads.rows] = part
-        hidden = hidden + self._linear(attended, at + "self_attn.o_proj")
-        inner = self._norm(hidden, at + "post_attention_layernorm.weight")
-        gate = F.silu(F.linear(inner, self._weights[at + "mlp.gate_proj.weight"]))
-        wide = gate * F.linear(inner, self._weights[at + "mlp.up_proj.weight"])
-        return hidden + F.linear(wide, self._weights[at + "mlp.down_proj.weight"])
+        return self.after_attention(layer, hidden, attended)
 
     # ------------------------------------------------------------------ pieces
+
+    def block_parts(
+        self, layer: int, inner: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns queries, keys and values of a layer's normalised input: [N, h, B, d], [N, g, B, d] twice."""
+        at = f"layers.{layer}.self_attn."
+        queries = rotate(self._heads(inner, at, "q_proj", "q_norm"), turn, self.rope)
+        keys = rotate(self._heads(inner, at, "k_proj", "k_norm"), turn, self.rope)
+        return queries, keys, self._heads(inner, at, "v_proj")
+
+    def after_attention(self, layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Returns a layer's output [N, B, H] from its input and its attention's output [N, B, h*d]."""
+        at = f"layers.{layer}."
+        hidden = hidden + self._linear(attended, at + "self_attn.o_proj")
+        inner = self._norm(hidden, at + "post_attention_layernorm.weight")
+        gate = F.silu(self._linear(inner, at + "mlp.gate_proj")) * self._linear(inner, at + "mlp.up_proj")
+        return hidden + self._linear(gate, at + "mlp.down_proj")
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
@@ -303,13 +374,18 @@ def _rotation(positions: torch.Tensor, head_dim: int, rope: RopeConfig) -> tuple
     return angles.cos() * scale, angles.sin() * scale
 
 
-def _rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Turns [P, heads, T, d] by [T, d'] or [P, T, d']; dimensions past d' pass through."""
+def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], rope: RopeConfig) -> torch.Tensor:
+    """Turns [P, heads, T, d] by [T, d'] or [P, T, d']; dimensions past d' pass through.
+
+    Dimension i turns with dimension i + d'/2, or, where the config is `interleaved`, 2i with 2i + 1.
+    """
     cos, sin = (part.to(x.dtype) for part in turn)
     if cos.dim() == 3:
         cos, sin = cos[:, None], sin[:, None]
     width = cos.shape[-1]
     active, rest = x[..., :width], x[..., width:]
+    if rope.interleaved:
+        active = active.reshape(*active.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
     first, second = active.chunk(2, dim=-1)
     turned = active * cos + torch.cat([-second, first], dim=-1) * sin
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

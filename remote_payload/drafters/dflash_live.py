@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from remote_payload.drafters.dflash import _rotate, _rotation
-from remote_payload.drafters.masks import block_mask, context_mask
+from remote_payload.drafters.masks import block_mask, context_end, context_mask
 
 if TYPE_CHECKING:
     from remote_payload.drafters.dflash import DFlashDrafter
@@ -42,15 +41,10 @@ class LiveDFlash:
     def grow(self, features: torch.Tensor) -> None:
         """Appends the features of the next n positions: [n, K*H], the hidden states of `feature_indices`."""
         of = self._of
-        hidden = F.linear(features[None].to(of.device, of.dtype), of._weights["fc.weight"])
-        if of.convention.hidden_norm:
-            hidden = of._norm(hidden, "hidden_norm.weight")
+        hidden = of.project(features[None])
         turn = self._turn(self.length, len(features))
         for layer, context in enumerate(self._contexts):
-            at = f"layers.{layer}.self_attn."
-            context.append(
-                _rotate(of._heads(hidden, at, "k_proj", "k_norm"), turn), of._heads(hidden, at, "v_proj")
-            )
+            context.append(*of.context_pair(layer, hidden, turn))
 
     @torch.no_grad()
     def draft(self, token: int) -> torch.Tensor:
@@ -60,23 +54,22 @@ class LiveDFlash:
             [1, D, H] final hidden states of the slots that draft, ready for the target's head.
         """
         of = self._of
-        ids = torch.full((1, of.block_size), of.config.mask_token_id, device=of.device, dtype=torch.long)
-        ids[0, 0] = token
-        hidden = of._embed(ids).to(of.dtype)
+        hidden = of.block_input(torch.tensor([token], device=of.device))
         turn = self._turn(self.length + of.convention.block_position_offset, of.block_size)
         masks = {window: self._mask(window) for window in set(of.config.windows)}
         for layer in range(of.config.num_layers):
             hidden = self._layer(layer, hidden, turn, masks[of.config.windows[layer]])
-        return of._norm(hidden[:, of.first_label :], "norm.weight")
+        return of.finish(hidden[:, of.first_label :])
 
     def _turn(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(first, first + count, device=self._of.device)
-        return _rotation(positions, self._of.config.head_dim, self._of.config.rope)
+        return self._of.turn(positions)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
         """Returns [groups*B, length + B], or None where the block sees everything there is."""
         of = self._of
-        if of.convention.in_block == "bidirectional" and (window is None or of._rule == "none"):
+        windowed = window is not None and of._rule != "none"
+        if of.convention.in_block == "bidirectional" and not windowed and not context_end(of.convention):
             return None
         anchor = torch.tensor([self.length], device=of.device)
         before = context_mask(anchor, self.length, of.block_size, of.convention, of._rule, window)[0]
@@ -92,20 +85,14 @@ class LiveDFlash:
     ) -> torch.Tensor:
         of, at = self._of, f"layers.{layer}."
         inner = of._norm(hidden, at + "input_layernorm.weight")
-        queries = _rotate(of._heads(inner, at + "self_attn.", "q_proj", "q_norm"), turn)
-        keys, values = self._contexts[layer].joined(
-            _rotate(of._heads(inner, at + "self_attn.", "k_proj", "k_norm"), turn),
-            of._heads(inner, at + "self_attn.", "v_proj"),
-        )
+        queries, own_keys, own_values = of.block_parts(layer, inner, turn)
+        keys, values = self._contexts[layer].joined(own_keys, own_values)
         # Query heads that share a key head are one longer block of queries: nothing is repeated per head.
         _, heads, block, width = queries.shape
         grouped = queries.reshape(1, keys.shape[1], -1, width)
         attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         attended = attended.reshape(1, heads, block, width).transpose(1, 2).flatten(2)
-        hidden = hidden + of._linear(attended, at + "self_attn.o_proj")
-        inner = of._norm(hidden, at + "post_attention_layernorm.weight")
-        gate = F.silu(of._linear(inner, at + "mlp.gate_proj")) * of._linear(inner, at + "mlp.up_proj")
-        return hidden + of._linear(gate, at + "mlp.down_proj")
+        return of.after_attention(layer, hidden, attended)
 
 
 class _Buffer:

@@ -12,8 +12,8 @@ the tests with a dense mask written out position by position. W is the layer's s
 | speculators_noncausal   | and kv >= anchor - W               | everything       |
 | none                    | kv < anchor                        | everything       |
 
-`through_anchor` moves the context's end by one (kv <= anchor); `in_block: causal` makes every layer causal
-inside the block.
+`through_anchor` moves the context's end by one (kv <= anchor), `one_short` back by one (kv < anchor - 1);
+`in_block: causal` makes every layer causal inside the block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ import torch
 if TYPE_CHECKING:
     from remote_payload.drafters.convention import Convention
 
-__all__ = ["block_mask", "context_mask"]
+__all__ = ["block_mask", "context_end", "context_mask"]
+
+
+_ENDS = {"before_anchor": 0, "through_anchor": 1, "one_short": -1}
+
+
+def context_end(convention: Convention) -> int:
+    """Returns the end of the context, relative to the anchor's position."""
+    return _ENDS[convention.context]
 
 
 def context_mask(
@@ -47,8 +55,7 @@ def context_mask(
     kv = torch.arange(length, device=anchors.device).view(1, 1, length)
     anchor = anchors.view(-1, 1, 1)
     slot = torch.arange(block, device=anchors.device).view(1, block, 1)
-    end = anchor + 1 if convention.context == "through_anchor" else anchor
-    seen = kv < end
+    seen = kv < anchor + context_end(convention)
     if window is not None and rule == "specforge":
         seen = seen & (kv >= anchor + slot - (window - 1))
     elif window is not None and rule in {"speculators", "speculators_noncausal"}:

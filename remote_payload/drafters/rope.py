@@ -38,12 +38,16 @@ class YarnConfig:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: base, share of the head's dimensions that turn, scaling of positions."""
+    """Rotary embedding: base, share of the head's dimensions that turn, scaling of positions, pairing.
+
+    `interleaved` pairs neighbouring dimensions; no DFlash config states it, only `diagnose` tries it.
+    """
 
     theta: float
     partial: float = 1.0
     linear_factor: float = 1.0
     yarn: YarnConfig | None = None
+    interleaved: bool = False
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -> tuple[torch.Tensor, float]:

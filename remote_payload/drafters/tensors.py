@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from remote_payload.errors import CheckpointError
+
 if TYPE_CHECKING:
     from remote_payload.drafters.config import DFlashConfig
 
@@ -20,6 +22,7 @@ __all__ = [
     "TO_TARGET",
     "UNUSED",
     "Account",
+    "TensorError",
     "expected_tensors",
     "own_tensors",
 ]
@@ -55,6 +58,14 @@ class Account:
             "all zero": self.all_zero,
         }
         return [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+
+
+class TensorError(CheckpointError):
+    """A checkpoint's tensors are not those of its config; `account` says which, and of what kind."""
+
+    def __init__(self, message: str, account: Account) -> None:
+        super().__init__(message)
+        self.account = account
 
 
 def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:

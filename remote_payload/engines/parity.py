@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote_payload.engines.live.rows import Details, DetailsFile
+from remote_payload.proof import headlines
 from remote_payload.protocol import Row, row_key
 
 __all__ = ["engine_reports", "lossless_report", "parity_report", "reports_as_text", "rounding_gap"]
@@ -27,6 +28,8 @@ _LOGIT_ROUNDING = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.0625}
 """How much two correct computations of a logit of size about 30 may differ: four units in the last place of
 bfloat16 and float16 there; for float32 what the reference vectors show, with a margin."""
 _PROBABILITY_ROUNDING = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.005}
+
+_PLACE = ("drafter", "prompt_id", "turn", "sample", "shape")
 
 
 class _Pair(NamedTuple):
@@ -76,8 +79,7 @@ def parity_report(rows: Iterable[Row], details: Mapping[str, Details]) -> dict[s
         "near_ties": sum(d["near_tie"] for d in differences),
         "real": sum(not d["near_tie"] for d in differences),
         "groups": table,
-        # A real difference matters more than any number of ties.
-        "differences": sorted(differences, key=lambda d: d["near_tie"])[:SHOWN],
+        "differences": sorted(differences, key=_order)[:SHOWN],
     }
 
 
@@ -168,13 +170,17 @@ def lossless_report(rows: Iterable[Row], details: Mapping[str, Details]) -> dict
         "output_tokens": sum(row.output_tokens for row in live),
         "near_ties": sum(entry["near_tie"] for entry in listed),
         "real": sum(not entry["near_tie"] for entry in listed),
-        "divergences": sorted(listed, key=lambda entry: entry["near_tie"])[:SHOWN],
+        "divergences": sorted(listed, key=_order)[:SHOWN],
     }
 
 
+def _order(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Real differences first; then by place, whoever wrote its rows first."""
+    return entry["near_tie"], *(entry[name] for name in _PLACE)
+
+
 def _place(row: Row) -> dict[str, Any]:
-    names = ("drafter", "prompt_id", "turn", "sample", "shape")
-    return {name: getattr(row, name) for name in names}
+    return {name: getattr(row, name) for name in _PLACE}
 
 
 # --------------------------------------------------------------------------- for people
@@ -182,24 +188,18 @@ def _place(row: Row) -> dict[str, Any]:
 
 def reports_as_text(summary: Mapping[str, Any]) -> str:
     """Returns the reports that a summary has, in words; empty if it has none."""
-    lines: list[str] = []
-    if parity := summary.get("parity"):
-        lines.append(
-            f"parity: {parity['equal_rounds']} of {parity['rounds']} rounds equal, live against replay "
-            f"({parity['equal_walks']} of {parity['walks']} walks; {parity['near_ties']} part at a near tie, "
-            f"{parity['real']} for another reason)"
-        )
+    told, lines = headlines(summary), []
+    if "parity" in told:
+        parity = summary["parity"]
+        lines = [told["parity"]]
         lines += [
             f"  {group['drafter']:32} {group['shape']:12} {group['equal_rounds']:>8} of {group['rounds']}"
             for group in parity["groups"]
         ]
         lines += [f"  {_difference_text(entry)}" for entry in parity["differences"]]
-    if lossless := summary.get("lossless"):
-        lines.append(
-            f"losslessness: {lossless['equal']} of {lossless['outputs']} live outputs are plain decoding's "
-            f"({lossless['near_ties']} leave it at a near tie, {lossless['real']} for another reason)"
-        )
-        lines += [f"  {_divergence_text(entry)}" for entry in lossless["divergences"]]
+    if "lossless" in told:
+        lines.append(told["lossless"])
+        lines += [f"  {_divergence_text(entry)}" for entry in summary["lossless"]["divergences"]]
     return "".join(line + "\n" for line in lines)
 
 

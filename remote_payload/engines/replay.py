@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from remote_payload.shapes import Draft, Shape
     from remote_payload.trajectories import Need, Trajectory
 
-__all__ = ["ReplayBatch", "Walked"]
+__all__ = ["ReplayBatch", "Walked", "walk_end"]
 
 _NO_DRAFT = Accepted(length=1, near_tie=False)
 """A round of a block of one slot: nothing is drafted, the target's own token is the bonus."""
@@ -133,7 +133,7 @@ class ReplayBatch:
             Per prompt: shape name -> its walk.
         """
         walks = [{shape.name: Walked() for shape in shapes} for _ in self._trajectories]
-        ends = [_end(trajectory.tokens, need) for trajectory in self._trajectories]
+        ends = [walk_end(trajectory.tokens, need) for trajectory in self._trajectories]
         # One candidate more than any shape uses shows how near the last place was to a tie.
         candidates = 1 + max(shape.candidates for shape in shapes)
         known: dict[tuple[int, int], Draft] = {}
@@ -178,7 +178,7 @@ class ReplayBatch:
             going = [(row, walked) for row, walked in going if walked.position < ends[row]]
 
 
-def _end(tokens: Sequence[int], need: Need) -> int:
+def walk_end(tokens: Sequence[int], need: Need) -> int:
     """Returns the generated index from which on no round starts.
 
     A walk ends at the limit, or once a committed token is a stop; at least one round always runs.

@@ -85,6 +85,7 @@ class JobFolder:
         self.log = path / "worker.log"
         self.supervisor_log = path / "supervisor.log"
         self.summary = path / "summary.json"
+        self.diagnosis = path / "diagnosis.json"
         self.manifest = path / "MANIFEST.json"
         self.cancel = path / "cancel"
         self.lock_file = path / ".lock"

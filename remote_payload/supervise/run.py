@@ -21,9 +21,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from remote_payload import protocol
+from remote_payload import proof, protocol
 from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, lock
 from remote_payload.supervise.launch import job_environment, payload_command
@@ -39,7 +39,11 @@ GRACE_S = 10.0
 HEARTBEAT_S = 5.0
 _LOOK_S = 0.25
 _REJECTED = 10
-"""The worker's exit code for: some or all drafters, or the prompts, were rejected."""
+"""The worker's exit code for: some or all drafters, or the prompts, were rejected.
+
+It ends with `proof.EXIT_DIFFERS` where everything was measured and the summary says that the engines differ; a
+Python that breaks before the worker's own code runs ends with the same code, without such a summary.
+"""
 
 
 def _say(text: str) -> None:
@@ -88,6 +92,7 @@ class Supervisor:
         folder.write_state(self.state)
         folder.manifest.unlink(missing_ok=True)
         folder.summary.unlink(missing_ok=True)
+        folder.diagnosis.unlink(missing_ok=True)
         self._beat = time.monotonic()
 
     def _record(self, state: protocol.State) -> None:
@@ -198,18 +203,30 @@ def _outcome(
         return replace(state, state="cancelled", reason="cancelled on request")
     if how == "timeout":
         return replace(state, state="timeout", reason=f"ran longer than its limit of {limit:g} s")
-    if code in (0, _REJECTED) and _measured(folder):
-        rejected = _rejection(folder) if code == _REJECTED else ""
-        return replace(state, state="done", reason=f"rejected: {rejected}" if rejected else "")
+    if _measured(folder):
+        summary = _summary(folder)
+        differs = proof.fault(summary) if code == proof.EXIT_DIFFERS else ""
+        refused = code == _REJECTED or (differs and summary.get("rejected"))
+        rejected = _rejection(folder) if refused else ""
+        if code in (0, _REJECTED) or differs:
+            said = [differs, f"rejected: {rejected}" if rejected else ""]
+            return replace(state, state="done", reason="; ".join(filter(None, said)))
     return replace(state, state="failed", reason=_reason(folder, code, name))
 
 
 def _measured(folder: JobFolder) -> bool:
-    """Says whether the worker came to its end: a summary, and (where it refused some) results of the others."""
+    """Says whether the worker came to its end: a diagnosis, or a summary and (where it refused some) others' results."""
+    if folder.diagnosis.is_file():
+        return True
     if not folder.summary.is_file():
         return False
-    summary = protocol.read_json(folder.summary)
+    summary = _summary(folder)
     return bool(summary.get("drafters")) or not summary.get("rejected")
+
+
+def _summary(folder: JobFolder) -> dict[str, Any]:
+    """Returns the summary; empty if there is none (a job that diagnosed has none)."""
+    return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
@@ -234,10 +251,9 @@ def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
 
 def _rejection(folder: JobFolder) -> str:
     """Returns why the worker rejected its input: from the summary, else the last event that says so."""
-    if folder.summary.is_file():
-        rejected = protocol.read_json(folder.summary).get("rejected") or []
-        if rejected:
-            return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
+    rejected = _summary(folder).get("rejected") or []
+    if rejected:
+        return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
     said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
     return next((message for message in reversed(said) if message), "")
 

@@ -17,8 +17,9 @@ import torch
 
 from remote_payload.errors import TargetError
 from remote_payload.target.anatomy import Anatomy
+from remote_payload.target.passes import spans
 
-__all__ = ["Step", "batches_soundly", "cache_argument", "continue_lanes", "padded"]
+__all__ = ["Step", "batches_soundly", "cache_argument", "continue_lanes", "divides_soundly", "padded"]
 
 _LONG, _SHORT = 66, 3  # the long one is longer than a chunk (64) of the chunked linear-attention kernels
 
@@ -67,7 +68,11 @@ def padded(
 
 
 class _Lane:
-    """One batch with one cache. `states` are its last hidden states, [N, H], `places` who its rows are."""
+    """One batch with one cache. `states` are its last hidden states, [N, H], `places` who its rows are.
+
+    Prompts go in by passes of `size` positions, or by one; of a pass nothing is kept but its last states and the
+    cache.
+    """
 
     def __init__(
         self,
@@ -76,14 +81,17 @@ class _Lane:
         places: Sequence[int],
         device: torch.device,
         fill: int,
+        size: int | None,
     ) -> None:
         self._parts, self._device = parts, device
         self._cache: Any = None
         self._argument = cache_argument(parts.decoder)
         self.places = list(places)
         ids, self._mask = padded(sequences, device, left=True, fill=fill)
-        self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
-        self.states = self._forward(ids)
+        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        for span in spans(ids.shape[1], size):
+            self.states = self._forward(ids[:, span], self._mask[:, : span.stop], positions[:, span])
+        self._positions = positions[:, -1:]
 
     def advance(self, tokens: Sequence[int], keep: Sequence[int] | None) -> None:
         """Appends a token to every row that stays; `keep` are their indices, None if all stay."""
@@ -92,14 +100,15 @@ class _Lane:
             self._cache.reorder_cache(index)
             self._mask, self._positions = self._mask[index], self._positions[index]
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=-1)
-        self._positions = self._positions[:, -1:] + 1
-        self.states = self._forward(torch.tensor(list(tokens), device=self._device)[:, None])
+        self._positions = self._positions + 1
+        ids = torch.tensor(list(tokens), device=self._device)[:, None]
+        self.states = self._forward(ids, self._mask, self._positions)
 
-    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         # The model makes the kind of cache that it needs; it is asked for, never built here.
         cache: dict[str, Any] = {} if self._cache is None else {self._argument: self._cache}
         output = self._parts.decoder(
-            input_ids=ids, attention_mask=self._mask, position_ids=self._positions, use_cache=True, **cache
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **cache
         )
         self._cache = output.get(self._argument)
         if self._cache is None:
@@ -111,7 +120,13 @@ class _Lane:
 
 
 def continue_lanes(
-    parts: Anatomy, sequences: Sequence[Sequence[int]], device: torch.device, *, together: bool, fill: int = 0
+    parts: Anatomy,
+    sequences: Sequence[Sequence[int]],
+    device: torch.device,
+    *,
+    together: bool,
+    fill: int = 0,
+    size: int | None = None,
 ) -> Generator[torch.Tensor, Step, None]:
     """Continues sequences without end: yields last hidden states [N, H], takes the tokens chosen after them.
 
@@ -121,9 +136,10 @@ def continue_lanes(
         device: where the model is.
         together: whether all share one lane; else each has its own.
         fill: the token that pads; it has no influence where `batches_soundly`.
+        size: positions of the passes that prompts go in by, sound where `divides_soundly`; None for one pass.
     """
     groups = [list(range(len(sequences)))] if together else [[i] for i in range(len(sequences))]
-    lanes = [_Lane(parts, [sequences[i] for i in group], group, device, fill) for group in groups]
+    lanes = [_Lane(parts, [sequences[i] for i in group], group, device, fill, size) for group in groups]
     while True:
         rows = [place for lane in lanes for place in lane.places]
         order = sorted(range(len(rows)), key=rows.__getitem__)
@@ -164,6 +180,30 @@ def batches_soundly(parts: Anatomy, device: torch.device) -> bool:
     return all(
         _apart(found, wanted) <= bounds.batch_or_alone and _apart(found, other) <= bounds.other_padding
         for found, wanted, other in zip(together, alone, repadded, strict=True)
+    )
+
+
+@torch.no_grad()
+def divides_soundly(parts: Anatomy, device: torch.device, *, together: bool) -> bool:
+    """Whether prompts that go in by several passes end where one pass ends, and go on alike.
+
+    In several versions of transformers some recurrent layers forget their state when several tokens follow it.
+
+    Args:
+        together: whether batches are padded (`batches_soundly`): a short sequence then runs beside the long one.
+    """
+    vocabulary = parts.embedding.weight.shape[0]
+    tokens = [(7 + 37 * i) % vocabulary for i in range(2 * _LONG + _SHORT + 1)]
+    batch = [tokens[:-1], tokens[:_SHORT]] if together else [tokens[:-1]]
+    found = []
+    for size in (None, _LONG):
+        lane = continue_lanes(parts, batch, device, together=together, size=size)
+        found.append([next(lane), lane.send(Step(tokens[-1:] * len(batch)))])
+    bound = _BOUNDS[found[0][0].dtype].batch_or_alone
+    return all(
+        _apart(parts.head(in_passes[row]), parts.head(whole[row])) <= bound
+        for whole, in_passes in zip(*found, strict=True)
+        for row in range(len(batch))
     )
 
 

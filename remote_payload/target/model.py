@@ -20,9 +20,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from remote_payload.errors import TargetError
 from remote_payload.target.anatomy import find_parts
-from remote_payload.target.lanes import Step, batches_soundly, continue_lanes, padded
+from remote_payload.target.lanes import Step, batches_soundly, continue_lanes, divides_soundly, padded
 from remote_payload.target.load import load_model
+from remote_payload.target.passes import pass_length
 from remote_payload.target.scales import read_scales
+from remote_payload.target.size import check_fits
 
 __all__ = ["Target"]
 
@@ -40,7 +42,7 @@ class Target:
         trust_remote_code: whether code that comes with the model may run (only if its owner said so).
 
     Raises:
-        TargetError: not there, not loadable, incomplete, or of a kind that this payload cannot read features
+        TargetError: not there, larger than the device, not loadable, incomplete, or of a kind that this payload cannot read features
             from or score drafts with.
     """
 
@@ -61,6 +63,7 @@ class Target:
             )
         self.path, self.device, self.dtype, self.dtype_name = path, device, _DTYPES[dtype], dtype
         self._trust = trust_remote_code
+        check_fits(path, self.dtype, device)
         model, self.notes = load_model(path, dtype=self.dtype, attn=attn, trust_remote_code=trust_remote_code)
         self.model: Any = model.to(device).eval()
         self.parts = find_parts(self.model, path)
@@ -94,6 +97,11 @@ class Target:
                 "one by one"
             )
         return sound
+
+    @cached_property
+    def divides(self) -> bool:
+        """Whether long prompts may go in by several passes; tried once, when the first one comes."""
+        return divides_soundly(self.parts, self.device, together=self.batches)
 
     def stop_ids(self) -> list[int]:
         """Returns all end-of-sequence ids: the generation config's, else the text model's, else the config's."""
@@ -137,13 +145,19 @@ class Target:
     def decode(self, sequences: Sequence[Sequence[int]]) -> Generator[torch.Tensor, Step, None]:
         """Continues a batch with a cache, one token a step, without end: the caller stops asking.
 
-        Yields the logits of the next token, [N, V] float32, and takes the tokens that were chosen.
+        Yields the logits of the next token, [N, V] float32, and takes the tokens that were chosen. Long prompts go
+        in by several passes where that is sound; no other logits are made.
 
         Args:
             sequences: token ids of each; at least one token.
         """
         together = len(sequences) == 1 or self.batches
-        states = continue_lanes(self.parts, sequences, self.device, together=together)
+        longest = max(len(sequence) for sequence in sequences)
+        size = pass_length(longest, len(sequences) if together else 1)
+        divided = size < longest and self.divides
+        states = continue_lanes(
+            self.parts, sequences, self.device, together=together, size=size if divided else None
+        )
         last = next(states)
         while True:
             last = states.send((yield self.head(last)))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,10 +67,12 @@ def recorded(
     return folder
 
 
-def orch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def orch(folder: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1", "PYTHONUTF8": "1", "COLUMNS": "80"}
-    environment.pop("ORCH_INVENTORY", None)
+    for name in ("ORCH_INVENTORY", "GITHUB_STEP_SUMMARY"):
+        environment.pop(name, None)
+    environment.update(changes)
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, "compare", *arguments],
         cwd=folder,
@@ -152,11 +155,21 @@ def test_folders_can_be_compared_without_an_inventory(tmp_path: Path) -> None:
     assert "alone" in done.stdout
     assert "one drafter only" in done.stderr
     assert orch(tmp_path, str(folder), "--quiet").stderr == ""
+    missing = orch(tmp_path, str(folder), "--by", "step,shape,baseline,prompt").stderr
+    assert [line.split(":")[0] for line in missing.splitlines() if line.startswith("--by")] == [
+        "--by step", "--by shape", "--by baseline", "--by prompt",
+    ]  # fmt: skip
 
 
 def test_two_forms_at_once_and_an_unknown_dimension_are_usage_errors(project: Path) -> None:
     assert orch(project, "--json", "--csv").returncode == 2
-    assert "dataset or position" in orch(project, "--by", "moon").stderr
+    assert "the dimensions are checkpoint, step, baseline" in orch(project, "--by", "moon").stderr
+    several = orch(project, "--by", "step,shape", "--csv")
+    assert several.returncode == 2
+    assert "one --by" in several.stderr
+    gates = orch(project, "--fail-if-worse", "2%", "--require-not-worse", "2%")
+    assert gates.returncode == 2
+    assert "do not go together" in gates.stderr
 
 
 def test_nothing_recorded_says_what_to_run_next(tmp_path: Path) -> None:
@@ -164,3 +177,82 @@ def test_nothing_recorded_says_what_to_run_next(tmp_path: Path) -> None:
     done = orch(tmp_path)
     assert done.returncode == 2
     assert "orch eval --ckpt" in done.stderr
+
+
+def test_the_gate_ends_with_1_after_showing_everything_and_writes_the_steps_summary(
+    project: Path, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    failed = orch(project, "--fail-if-worse", "2%", "--plain", GITHUB_STEP_SUMMARY=str(summary))
+    assert failed.returncode == 1
+    assert "fail-if-worse 2 %: FAILED" in failed.stdout
+    assert "step_9 (chain)" in failed.stderr
+    written = summary.read_text()
+    assert written.startswith("before\ntarget tiny")
+    assert "❌ FAILED: fail-if-worse 2 %" in written
+    assert "topk:4 |" not in written.split("**chain")[0], "ceilings are not judged"
+
+
+def test_the_gate_lets_through_what_is_better(project: Path) -> None:
+    arguments = ("step_9", "step_10", "--baseline", "step_9")
+    for rule in ("--fail-if-worse", "--require-not-worse"):
+        passed = orch(project, *arguments, rule, "2%", "--json")
+        assert passed.returncode == 0, passed.stderr
+        gate = json.loads(passed.stdout)["gate"]
+        assert (gate["rule"], gate["margin"], gate["passed"]) == (rule[2:], 0.02, True)
+        assert [verdict["name"] for verdict in gate["verdicts"]] == ["step_10"]
+
+
+def test_a_gate_in_json_is_one_document_and_exit_1(project: Path) -> None:
+    failed = orch(project, "--require-not-worse", "2%", "--json")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["gate"]["passed"] is False
+    unwritable = orch(project, "--fail-if-worse", "99%", GITHUB_STEP_SUMMARY=str(project / "no" / "file"))
+    assert unwritable.returncode == 6
+    assert "cannot be written" in unwritable.stderr
+
+
+def test_every_dimension_at_once_with_a_filter_and_a_metric(project: Path) -> None:
+    dimensions = "step,baseline,shape,dataset,position,context,prompt"
+    done = orch(
+        project, "--by", dimensions, "--by", "temperature", "--metric", "accept@2", "--filter", "dataset=code",
+        "--plain",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "over the steps of step_*",
+        "each (row) against each",
+        "accepted at least",
+        "by context before",
+    ):
+        assert said in done.stdout
+    assert "only rows with dataset=code" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    wrong = orch(project, "--filter", "dataset=none")
+    assert wrong.returncode == 2
+    assert "no row is left" in wrong.stderr
+
+
+def test_the_command_in_the_provenance_prints_the_same_comparison_again(project: Path) -> None:
+    first = json.loads(orch(project, "--json", "--shape", "chain", "--filter", "step>=9").stdout)
+    command = shlex.split(first["provenance"]["command"])
+    assert command[:2] == ["orch", "compare"]
+    recorded(project, "20260103-000000-later-cccccc", ["step_11"], [2.9], created=3.0)
+    again = json.loads(orch(project, *command[2:], "--json").stdout)
+    assert again == first
+
+
+def test_samples_by_the_largest_loss_and_searched(project: Path) -> None:
+    worst = orch(project, "--samples", "3", "--samples-by", "worst", "--baseline", "none", "--plain")
+    assert "a│a" in worst.stdout
+    nothing = orch(project, "--samples", "3", "--search", "zebra", "--baseline", "none")
+    assert "no samples have 'zebra'" in nothing.stderr
+    assert orch(project, "--samples", "3", "--samples-by", "luck").returncode == 2
+
+
+def test_a_second_comparison_reads_digests_and_prints_the_same(project: Path) -> None:
+    first = orch(project, "--plain").stdout
+    digests = sorted(path.parent.name for path in project.glob("runs/*/rows.digest"))
+    assert digests == ["20260101-000000-base-aaaaaa", "20260102-000000-steps-bbbbbb"]
+    assert orch(project, "--plain").stdout == first

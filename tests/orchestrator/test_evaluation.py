@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import CheckpointRejectedError, ConfigError, HostFailedError, OrchError, UsageError
+from orchestrator.errors import (
+    CheckpointRejectedError,
+    ConfigError,
+    HostFailedError,
+    NegativeAnswerError,
+    OrchError,
+    UsageError,
+)
 from orchestrator.evaluation import EvalOptions, build_job, plan
 from orchestrator.evaluation.outcome import Outcome, read_outcome
 from orchestrator.evaluation.plan import read_prompts
@@ -17,7 +24,15 @@ from orchestrator.evaluation.start import _rejection
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.runs import Run, RunStore, Where
 from remote_payload.drafters.convention import Convention
-from remote_payload.protocol import SUMMARY_SCHEMA, DrafterSpec, Job, State, sha256_hex, write_json
+from remote_payload.protocol import (
+    SUMMARY_SCHEMA,
+    DrafterSpec,
+    Job,
+    State,
+    read_json,
+    sha256_hex,
+    write_json,
+)
 from remote_payload.vocabulary import CONVENTION
 
 PROMPTS = [{"id": f"p{number}", "text": "τ?"} for number in range(5)]
@@ -214,6 +229,22 @@ def test_every_end_has_its_exit_code_and_next_command() -> None:
         assert "orch runs resume r" in error.hint
 
 
+def test_engines_that_differ_are_the_answer_no_with_everything_kept() -> None:
+    differs = "1 of 3 live outputs are not plain decoding's"
+    found = outcome(drafters=({"label": "a"},), differs=differs, proofs={"lossless": {"real": 1}})
+    error = found.error()
+    assert isinstance(error, NegativeAnswerError)
+    assert error.exit_code == 1
+    assert differs in error.message
+    assert "/f/summary.json lists where" in error.hint
+    assert (found.to_json()["lossless"], found.to_json()["parity"]) == ({"real": 1}, None)
+    both = outcome(
+        drafters=({},), differs=differs, rejected=({"label": "b", "reason": "fc is missing"},)
+    ).error()
+    assert isinstance(both, NegativeAnswerError)
+    assert both.message.endswith("and 1 rejected:\n  b: fc is missing")
+
+
 def rejected_run(folder: Path) -> Run:
     spec = DrafterSpec("x", "/home/u/orch/checkpoints/abc123", "abc123", source="ct200:/ckpt/x")
     leak = DrafterSpec(
@@ -249,6 +280,17 @@ def test_the_notes_of_a_run_and_its_leaks_come_with_its_figures(tmp_path: Path) 
     assert told == "3 tokens differ"
     assert short.startswith("short outputs move eagle, sglang by up to 22 %; tau")
     assert leak.startswith("y sees its anchor's own feature (context=through_anchor): a leak")
+
+
+def test_what_a_summary_says_of_its_engines_comes_with_the_figures(tmp_path: Path) -> None:
+    run = rejected_run(tmp_path)
+    summary = read_json(run.path / "summary.json")
+    lossless = {"outputs": 4, "equal": 3, "near_ties": 0, "real": 1, "divergences": []}
+    write_json(run.path / "summary.json", {**summary, "rejected": [], "lossless": lossless, "parity": "?"})
+    found = read_outcome(run)
+    assert found.proofs == {"lossless": lossless}
+    assert found.differs.startswith("1 of 4 live outputs")
+    assert any(note.startswith("losslessness: 3 of 4 live outputs are plain") for note in found.notes)
 
 
 def test_one_checkpoint_that_is_refused_says_that_nothing_was_started() -> None:

@@ -25,7 +25,7 @@ def build(root: Path) -> Path:
     source = Path(remote_payload.__file__).parent
     package = root / "remote_payload"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "protocol.py", "tau.py"):
+    for name in ("__init__.py", "proof.py", "protocol.py", "tau.py"):
         shutil.copy(source / name, package / name)
     shutil.copytree(source / "supervise", package / "supervise", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(Path(__file__).with_name("fake_worker.py"), package / "fake_worker.py")

@@ -3,7 +3,8 @@
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
-100 KiB.
+100 KiB; `lossless=N` says in the summary that N live outputs differ; `exit=N` ends with that code;
+`diagnose` leaves a diagnosis instead of a summary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from remote_payload import protocol
 
@@ -43,9 +45,19 @@ def main(argv: list[str]) -> int:
     _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
-    if "silent" not in wanted:
-        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, "results": []})
-    return 0
+    if "diagnose" in wanted:
+        protocol.write_json(folder / "diagnosis.json", {"verdict": "ok"})
+    elif "silent" not in wanted:
+        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, **_proofs(wanted)})
+    return int(wanted.get("exit", 0))
+
+
+def _proofs(wanted: dict[str, str]) -> dict[str, Any]:
+    """What a summary says of its engines: `lossless=N` live outputs of three differ for no near tie."""
+    if "lossless" not in wanted:
+        return {"results": []}
+    real = int(wanted["lossless"])
+    return {"lossless": {"outputs": 3, "equal": 3 - real, "near_ties": 0, "real": real, "divergences": []}}
 
 
 def _rows(folder: Path, total: int, pause: float, fat: bool) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from remote_payload.drafters.checkpoint import drafter_hash
+from remote_payload.drafters.dflash_live import LiveDFlash
 from remote_payload.protocol import DrafterSpec, Job, TargetSpec, file_sha256, iter_jsonl, write_json
 from tests.payload.conftest import MODELS, ROOT
 
-__all__ = ["Zygote", "make_job", "rows_of", "samples_of"]
+__all__ = ["Zygote", "make_job", "rows_of", "samples_of", "with_another_anchor"]
 
 
 def make_job(
@@ -62,6 +65,12 @@ def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
 def samples_of(folder: Path) -> list[str]:
     """Returns the samples in a fixed order."""
     return sorted(json.dumps(record, sort_keys=True) for record in iter_jsonl(folder / "samples.jsonl"))
+
+
+def with_another_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives live decoding a bug: its blocks start from another token than the last one committed."""
+    real = LiveDFlash.draft
+    monkeypatch.setattr(LiveDFlash, "draft", lambda self, token: real(self, (token + 1) % 256))
 
 
 class Zygote:

@@ -182,6 +182,9 @@ def test_a_declared_convention_travels_with_the_checkpoint(broken_copy: Broken) 
         {"block_position_offset": 0.5},
         {"hidden_norm": 1},
         {"label_offset": True},
+        {"rope_theta": -1},
+        {"rope_theta": True},
+        {"rope_theta": float("inf")},
         {"nonsense": 1},
     ],
 )
@@ -198,6 +201,12 @@ def test_flags_make_a_convention() -> None:
         "context": "through_anchor",
         "hidden_norm": False,
     }
+
+
+def test_a_number_is_one_setting_however_it_is_written() -> None:
+    settings = [Convention.from_flags([f"rope_theta={text}"]) for text in ("1e6", "1000000", "1000000.0")]
+    settings.append(Convention.from_mapping({"rope_theta": 1e6}))
+    assert {str(convention.non_default()) for convention in settings} == {"{'rope_theta': 1000000}"}
 
 
 def _job(folder: Path, **changes: Any) -> Job:

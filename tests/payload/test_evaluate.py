@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from remote_payload.cli import eval_main
 from remote_payload.protocol import Row, iter_jsonl, verify_manifest
 from tests.payload.conftest import MODELS, PROMPTS, ROOT, VECTORS
 
@@ -185,6 +186,17 @@ def test_a_setting_that_is_not_there_is_refused_by_name(
     assert done.returncode == 10
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_rejection_sampling_is_refused_with_the_reason_and_the_way_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = _command(tmp_path / "out", "--acceptance", "rejection", "--temperature", "0.7")
+    assert eval_main(words[words.index("eval") + 1 :]) == 10
+    said = capsys.readouterr().err
+    assert "needs the probability with which the drafter drew each token" in said
+    assert "Leave it out: with exact" in said
+    assert not (tmp_path / "out" / "rows.jsonl").exists()
 
 
 @pytest.mark.slow

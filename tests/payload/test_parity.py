@@ -88,6 +88,9 @@ CONVENTIONS = [
     Convention(label_offset=1),
     Convention(in_block="causal"),
     Convention(hidden_norm=False),
+    Convention(context="one_short"),
+    Convention(final_norm=False),
+    Convention(rope_theta=10000),
     Convention(block_position_offset=1, label_offset=1, in_block="causal", hidden_norm=False),
 ]
 

@@ -23,6 +23,7 @@ SOME = ["o00", "o04", "o12", "o20", "o29"]
 
 def _oracle(harness: Harness, name: str, convention: Convention) -> Pair:
     plain = {key: value for key, value in dataclasses.asdict(convention).items() if key != "window_rule"}
+    plain["rope_theta"] = plain["rope_theta"] or None
     return Pair(harness.target.model, load_drafter(MODELS / name), OracleConvention(**plain))
 
 
@@ -37,6 +38,9 @@ def _oracle(harness: Harness, name: str, convention: Convention) -> Pair:
         Convention(label_offset=1),
         Convention(in_block="causal"),
         Convention(hidden_norm=False),
+        Convention(context="one_short"),
+        Convention(final_norm=False),
+        Convention(rope_theta=10000),
         Convention(context="through_anchor", block_position_offset=1, in_block="causal"),
     ],
     ids=lambda c: ",".join(f"{k}={v}" for k, v in c.non_default().items()) or "published",

@@ -16,6 +16,7 @@ import pytest
 
 from remote_payload import shards
 from remote_payload.devices import worker_devices
+from remote_payload.engines.live.rows import DetailsFile
 from remote_payload.errors import InputError
 from remote_payload.evaluate import run_job
 from remote_payload.outcome import Outcome, merged
@@ -24,7 +25,7 @@ from remote_payload.protocol import Job, iter_jsonl, read_json
 from remote_payload.shards import RETRIES, WorkerError
 from remote_payload.share import SHARES, Share, none_left
 from tests.payload.conftest import MODELS, ROOT
-from tests.payload.runs import make_job, rows_of, samples_of
+from tests.payload.runs import make_job, rows_of, samples_of, with_another_anchor
 from tests.payload.zygote import Forked, start_worker
 
 SETTINGS: dict[str, Any] = {"prompts": 6, "max_new_tokens": 12, "batch_tokens": 160}
@@ -76,6 +77,46 @@ def test_several_workers_give_what_one_gives(tmp_path: Path, cache: Path, alone:
     ]
     assert ends
     assert ends[-1]["total"] == 6
+
+
+def _without_gaps(report: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+    """A report without the gaps of its differences (they are computed: rounding may differ), and those."""
+    name = "differences" if "differences" in report else "divergences"
+    bare = [{**entry, "gap": None} for entry in report[name]]
+    return {**report, name: bare}, [entry["gap"] for entry in report[name]]
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "differing"])
+def test_both_engines_on_two_workers_report_what_they_report_on_one(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, sound: bool
+) -> None:
+    """Rows, samples, parity and losslessness; also where the engines differ, so that there is much to report."""
+    if not sound:
+        with_another_anchor(monkeypatch)
+    settings = {**SETTINGS, "prompts": 5, "engine": "both", "shapes": ["chain", "ddtree:4"]}
+    one, two = (make_job(tmp_path / str(n), **settings, workers=n) for n in (1, 2))
+    assert [_run(folder, cache) for folder in (one, two)] == [0 if sound else 1] * 2
+    _same(two, one)
+    assert len(rows_of(two)) == 2 * 2 * 2 * 5
+    summaries = [read_json(folder / "summary.json") for folder in (one, two)]
+    assert summaries[1]["workers"] == 2
+    for name in ("parity", "lossless"):
+        (alone, gaps), (dealt, other) = (_without_gaps(summary[name]) for summary in summaries)
+        assert alone == dealt
+        assert gaps == pytest.approx(other, abs=1e-4)
+    parity = summaries[0]["parity"]
+    assert (parity["walks"], parity["unpaired"]) == (20, 0)
+    assert (parity["real"] == 0) == sound
+    assert (parity["equal_rounds"] == parity["rounds"]) == sound
+    details = [DetailsFile(folder).load() for folder in (one, two)]
+    assert (
+        details[0].keys()
+        == details[1].keys()
+        == {k for k, row in rows_of(two).items() if row["engine"] == "live"}
+    )
+    for key, found in details[0].items():
+        assert found.divergence is details[1][key].divergence is None
+        assert found.draft_gaps == pytest.approx(details[1][key].draft_gaps, abs=1e-4)
 
 
 def _dying(real: Callable[..., Forked], mortal: Callable[[Share, int], bool]) -> Callable[..., Forked]:

@@ -287,6 +287,32 @@ def test_an_exit_without_a_summary_is_not_done(desk: Desk) -> None:
     assert "without a summary" in desk.until("a", "failed", "done")["reason"]
 
 
+def test_a_run_whose_engines_differ_is_done_with_its_results_and_says_so(desk: Desk) -> None:
+    desk.launch("a", "rows=2", "lossless=1", "exit=1")
+    state = desk.until("a", "failed", "done")
+    assert (state["state"], state["exit_code"]) == ("done", 1)
+    assert state["reason"] == ("1 of 3 live outputs are not plain decoding's, and no near tie explains it")
+    files = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")["files"]
+    assert {"rows.jsonl", "summary.json"} <= files.keys()
+    assert not desk.ask("resume", desk.dir("a"))["ok"]
+
+
+def test_a_job_that_diagnosed_is_done_without_a_summary(desk: Desk) -> None:
+    desk.launch("a", "diagnose")
+    state = desk.until("a", "failed", "done")
+    assert (state["state"], state["reason"], state["exit_code"]) == ("done", "", 0)
+
+
+@pytest.mark.parametrize("tags", [("exit=1",), ("lossless=0", "exit=1"), ("lossless=1", "exit=70")])
+def test_an_exit_code_that_the_summary_does_not_explain_is_a_failure(
+    desk: Desk, tags: tuple[str, ...]
+) -> None:
+    desk.launch("a", *tags)
+    state = desk.until("a", "failed", "done")
+    assert state["state"] == "failed"
+    assert f"ended with exit code {tags[-1][5:]}" in state["reason"]
+
+
 def test_a_killed_supervisor_is_lost_and_resume_keeps_the_rows(desk: Desk) -> None:
     pid = desk.launch("a", "rows=6", "pause=0.3", "fork")["state"]["pid"]
     wait_for(lambda: len(desk.rows("a")) >= 2)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["PUBLISHED", "Convention"]
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "context": ("before_anchor", "through_anchor"),
+    "context": ("before_anchor", "through_anchor", "one_short"),
     "in_block": ("bidirectional", "causal"),
     "label_offset": (0, 1),
 }
@@ -23,7 +23,8 @@ class Convention:
     """How a drafter's blocks are laid out; the defaults are the published convention.
 
     Attributes:
-        context: `before_anchor`, or `through_anchor`: the anchor's own feature is in the context too.
+        context: `before_anchor`; `through_anchor`: the anchor's own feature is in the context too; `one_short`: the
+            feature before the anchor's is not.
         block_position_offset: added to the positions of the block, the context staying where it is.
         hidden_index_offset: 0 reads the output of layer `id`, -1 its input, 1 the output of the layer above.
         label_offset: 0: slot k predicts position anchor + k; 1: anchor + k + 1, and slot 0 predicts too.
@@ -69,7 +70,7 @@ class Convention:
     @property
     def context_end(self) -> int:
         """The end of the context, relative to the anchor's position."""
-        return int(self.context == "through_anchor")
+        return {"before_anchor": 0, "through_anchor": 1, "one_short": -1}[self.context]
 
 
 PUBLISHED = Convention()

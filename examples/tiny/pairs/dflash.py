@@ -195,7 +195,7 @@ class Pair:
             block_size: another block size than the drafter's.
         """
         size = block_size or self.drafter.shape.block_size
-        context = features[None, : anchor + self.convention.context_end]
+        context = features[None, : max(0, anchor + self.convention.context_end)]
         noise = self.embed(torch.tensor([[ids[anchor]] + [MASK] * (size - 1)]))
         positions = torch.arange(anchor, anchor + size)[None] + self.convention.block_position_offset
         own = torch.ones(size, size, dtype=torch.bool)

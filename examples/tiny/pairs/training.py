@@ -21,8 +21,10 @@ __all__ = [
     "block_mask",
     "continuations",
     "drafter_loss",
+    "make_optimizer",
     "new_drafter",
     "new_target",
+    "take_step",
     "train_drafter",
     "train_target",
 ]
@@ -63,7 +65,7 @@ def new_drafter(target: TargetShape, shape: DrafterShape, seed: int) -> Drafter:
     return Drafter(target, shape).eval()
 
 
-def _optimizer(model: torch.nn.Module, rate: float, steps: int) -> tuple[Any, Any]:
+def make_optimizer(model: torch.nn.Module, rate: float, steps: int) -> tuple[Any, Any]:
     """AdamW with a short warm-up and a cosine down to a twentieth."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     warm = max(1, min(50, steps // 10))
@@ -78,18 +80,19 @@ def train_target(preset: Preset, text: torch.Tensor, *, steps: int, seed: int, r
     """Trains the preset's target as a language model on a row of tokens."""
     target = new_target(preset.target, seed).train()
     random = torch.Generator().manual_seed(seed + 1)
-    optimizer, schedule = _optimizer(target, preset.target_rate, steps)
+    optimizer, schedule = make_optimizer(target, preset.target_rate, steps)
     for step in range(steps):
         batch = windows(text, preset.batch, preset.length + 1, random)
         logits = target(batch[:, :-1], use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        _step(loss, target, optimizer, schedule)
+        take_step(loss, target, optimizer, schedule)
         if step % 250 == 0 or step == steps - 1:
             report(f"target step {step}: {loss.item():.3f} nats per byte")
     return target.eval()
 
 
-def _step(loss: torch.Tensor, model: torch.nn.Module, optimizer: Any, schedule: Any) -> None:
+def take_step(loss: torch.Tensor, model: torch.nn.Module, optimizer: Any, schedule: Any) -> None:
+    """Takes one step down a loss's gradient, clipped to norm 1."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -142,8 +145,14 @@ def block_mask(anchors: torch.Tensor, length: int, size: int, convention: Conven
     return torch.cat([context, slots.expand(len(anchors), -1, -1)], dim=-1)
 
 
-def drafter_loss(pair: Pair, ids: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Returns the weighted cross entropy of the slots that predict, at anchors [N, A] of sequences [N, T]."""
+def drafter_loss(
+    pair: Pair, ids: torch.Tensor, anchors: torch.Tensor, features: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the weighted cross entropy of the slots that predict, at anchors [N, A] of sequences [N, T].
+
+    Args:
+        features: of the sequences, where they are known already, [N, T, ids * hidden].
+    """
     convention, size = pair.convention, pair.drafter.shape.block_size
     rows, count = anchors.shape
     slots = torch.arange(size)
@@ -151,7 +160,8 @@ def drafter_loss(pair: Pair, ids: torch.Tensor, anchors: torch.Tensor) -> torch.
     noise_ids[..., 0] = ids.gather(1, anchors)
     positions = (anchors[..., None] + slots).flatten(1)
     with torch.no_grad():
-        noise, features = pair.embed(noise_ids.flatten(1)), pair.features(ids)
+        noise = pair.embed(noise_ids.flatten(1))
+        features = pair.features(ids) if features is None else features
     mask = block_mask(anchors, ids.shape[1], size, convention)
     states = pair.drafter(noise, features, positions + convention.block_position_offset, mask, convention)
     states = states.unflatten(1, (count, size))[:, :, convention.first_row :]
@@ -185,7 +195,7 @@ def train_drafter(
     count = max(64, min(preset.continuations, steps * preset.batch // 4))
     said = continuations(target, preset, text, count=count, seed=seed)
     random = torch.Generator().manual_seed(seed + 3)
-    optimizer, schedule = _optimizer(drafter, preset.drafter_rate, steps)
+    optimizer, schedule = make_optimizer(drafter, preset.drafter_rate, steps)
     last = preset.length - preset.drafter.block_size - convention.label_offset
     for step in range(steps):
         ids = said[torch.randint(0, len(said), (preset.batch,), generator=random)]
@@ -193,7 +203,7 @@ def train_drafter(
         ids = torch.cat([ids[real:], windows(text, real, preset.length, random)])
         anchors = torch.rand(len(ids), last, generator=random).topk(_ANCHORS, dim=1).indices + 1
         loss = drafter_loss(pair, ids, anchors)
-        _step(loss, drafter, optimizer, schedule)
+        take_step(loss, drafter, optimizer, schedule)
         if step % 250 == 0 or step == steps - 1:
             report(f"drafter step {step}: loss {loss.item():.3f}")
         if save_at and step + 1 in save_at:

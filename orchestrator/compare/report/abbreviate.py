@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from orchestrator.compare.names import variant_of
 
 if TYPE_CHECKING:
-    from orchestrator.compare.model import Block, Comparison, Entry, Sample, Versus
+    from orchestrator.compare.model import Block, Comparison, Entry, Sample, StepCurve, Versus
 
 __all__ = ["abbreviate"]
 
@@ -35,6 +35,8 @@ def abbreviate(comparison: Comparison) -> tuple[Comparison, tuple[str, ...]]:
         comparison,
         baseline=short.get(comparison.baseline or "", comparison.baseline),
         blocks=tuple(_block(block, short) for block in comparison.blocks),
+        curves=tuple(_curve(curve, short) for curve in comparison.curves),
+        budgets=tuple(replace(curve, name=short[curve.name]) for curve in comparison.budgets),
         samples=tuple(_sample(sample, short) for sample in comparison.samples),
     )
     return changed, tuple(f"[{letter}]: {variant}" for variant, letter in letters.items())
@@ -46,7 +48,15 @@ def _letter(number: int) -> str:
 
 
 def _block(block: Block, short: dict[str, str]) -> Block:
-    return replace(block, entries=tuple(_entry(entry, short) for entry in block.entries))
+    everyone = tuple(
+        (short[name], replace(versus, against=short[versus.against])) for name, versus in block.everyone
+    )
+    return replace(block, entries=tuple(_entry(entry, short) for entry in block.entries), everyone=everyone)
+
+
+def _curve(curve: StepCurve, short: dict[str, str]) -> StepCurve:
+    points = tuple(replace(point, name=short[point.name]) for point in curve.points)
+    return replace(curve, points=points, best=short[curve.best])
 
 
 def _entry(entry: Entry, short: dict[str, str]) -> Entry:

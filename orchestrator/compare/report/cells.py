@@ -7,6 +7,7 @@ character through.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -25,13 +26,17 @@ __all__ = [
     "Cell",
     "Detail",
     "align",
+    "bar",
     "cell",
     "change",
+    "clip",
     "figure",
     "heading",
     "p_value",
     "shorten",
     "sparkline",
+    "subheadings",
+    "unit",
     "versus",
 ]
 
@@ -69,6 +74,19 @@ def heading(comparison: Comparison) -> str:
     return " · ".join(facts)
 
 
+def subheadings(comparison: Comparison) -> list[str]:
+    """What is measured if it is not tau, and on what part of the rows; often nothing."""
+    lines = [f"{comparison.metric}: {comparison.metric_words}"] if comparison.metric != "tau" else []
+    return lines + ([f"only rows with {' and '.join(comparison.filters)}"] if comparison.filters else [])
+
+
+def unit(comparison: Comparison) -> str:
+    """What a column of the headline figure is called."""
+    if comparison.metric != "tau":
+        return comparison.metric
+    return "τ" if comparison.dialect == "tau" else comparison.dialect
+
+
 def figure(estimate: Estimate) -> str:
     """`4.51 [4.31, 4.72]`."""
     if not math.isfinite(estimate.value):
@@ -104,11 +122,18 @@ def versus(result: Versus | None, detail: Detail = "interval") -> str:
     return " ".join(part for part in (head, span, chance) if part)
 
 
-def sparkline(shares: Sequence[float]) -> str:
+@lru_cache(maxsize=4096)
+def sparkline(shares: tuple[float, ...]) -> str:
     """One bar a position, at most 16 of them, spread over all."""
     count = min(len(shares), _SPARKS)
     picked = [shares[round(i * (len(shares) - 1) / max(count - 1, 1))] for i in range(count)]
     return "".join(_BARS[min(7, int(share * 8))] if math.isfinite(share) else " " for share in picked)
+
+
+def bar(share: float) -> str:
+    """A line of blocks as long as a share of 16 columns."""
+    eighths = round(min(max(share, 0.0), 1.0) * _SPARKS * 8) if math.isfinite(share) else 0
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
 def shorten(text: str, width: int) -> str:
@@ -120,6 +145,21 @@ def shorten(text: str, width: int) -> str:
     while cell_len(head) + cell_len(tail) + 1 > width:
         tail = tail[1:]
     return head + "…" + tail
+
+
+def clip(text: str, width: int, *, end: bool = False) -> str:
+    """Makes a text harmless and cuts it to a width; with `end` its beginning is cut off."""
+    text = printable(text)
+    if cell_len(text) <= width:
+        return text
+    kept: list[str] = []
+    room = width - 1
+    for char in reversed(text) if end else text:
+        room -= cell_len(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "…" + "".join(reversed(kept)) if end else "".join(kept) + "…"
 
 
 def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:

@@ -13,7 +13,7 @@ from orchestrator.compare.stats import Estimate
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from orchestrator.compare.model import Block, Comparison, Entry, Versus
 
@@ -45,8 +45,8 @@ def _plain(value: Any) -> Any:
 
 
 def to_csv(comparison: Comparison, by: str | None = None) -> str:
-    """Returns one line per shape and drafter, or per dataset or position of each."""
-    rows = {None: _entry_rows, "dataset": _dataset_rows, "position": _position_rows}[by]
+    """Returns one line per shape and drafter, or per what a dimension (`grids.DIMENSIONS`) divides each into."""
+    rows = _ROWS[by]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for block in comparison.blocks:
@@ -75,7 +75,59 @@ def _entry_rows(comparison: Comparison, block: Block, entry: Entry) -> Iterable[
         "tau_dataset_mean": entry.dataset_mean,
         **_versus("baseline", entry.versus_baseline),
         **_versus("previous", entry.versus_previous),
+        "metric": comparison.metric,
+        "temperature": entry.settings["temperature"],
+        "training": entry.training or "",
+        "step": entry.step,
     }
+
+
+def _step_rows(comparison: Comparison, block: Block, entry: Entry) -> Iterable[dict[str, Any]]:
+    """A line for each step of a curve; drafters of no training have none."""
+    for curve in comparison.curves:
+        if (curve.shape, curve.temperature) == (block.shape, block.temperature):
+            for point in curve.points:
+                if point.name == entry.name:
+                    yield {
+                        **_identity(block, entry),
+                        "training": curve.training,
+                        "step": point.step,
+                        **_estimate("", point.figure),
+                        "p_best": point.best,
+                        "prompts": curve.clusters,
+                    }
+
+
+def _context_rows(_: Comparison, block: Block, entry: Entry) -> Iterable[dict[str, Any]]:
+    for part in entry.contexts:
+        yield {
+            **_identity(block, entry),
+            "context_from": part.low,
+            "context_below": part.high,
+            **_estimate("", part.figure),
+            "prompts": part.clusters,
+            "rounds": part.rounds,
+        }
+
+
+def _prompt_rows(_: Comparison, block: Block, entry: Entry) -> Iterable[dict[str, Any]]:
+    against = entry.versus_baseline or entry.versus_previous
+    for pair in against.pairs if against else ():
+        yield {
+            **_identity(block, entry),
+            "against": against.against if against else "",
+            "dataset": pair.dataset,
+            "prompt": pair.prompt_id,
+            "reference": pair.reference,
+            "candidate": pair.candidate,
+            "rounds": pair.rounds,
+        }
+
+
+def _everyone_rows(_: Comparison, block: Block, entry: Entry) -> Iterable[dict[str, Any]]:
+    for name, versus in block.everyone:
+        if name == entry.name:
+            yield {**_identity(block, entry), **_versus("baseline", versus)}
 
 
 def _dataset_rows(comparison: Comparison, block: Block, entry: Entry) -> Iterable[dict[str, Any]]:
@@ -96,9 +148,24 @@ def _position_rows(_: Comparison, block: Block, entry: Entry) -> Iterable[dict[s
             **_identity(block, entry),
             "position": position,
             "accepted_at_least": share,
+            "of_those_that_came": entry.conditional[position - 1],
             "rounds_ending_here": entry.histogram[position - 1],
             "rounds": entry.rounds,
         }
+
+
+_ROWS: dict[str | None, Callable[[Comparison, Block, Entry], Iterable[dict[str, Any]]]] = {
+    None: _entry_rows,
+    "checkpoint": _entry_rows,
+    "shape": _entry_rows,
+    "temperature": _entry_rows,
+    "step": _step_rows,
+    "baseline": _everyone_rows,
+    "dataset": _dataset_rows,
+    "position": _position_rows,
+    "context": _context_rows,
+    "prompt": _prompt_rows,
+}
 
 
 def _identity(block: Block, entry: Entry) -> dict[str, Any]:

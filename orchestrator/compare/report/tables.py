@@ -5,7 +5,6 @@ Both are the same lines. Plain ones have no colour and no bars, so that two of t
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from orchestrator.compare.build import FEW_DRAFTERS
 from orchestrator.compare.report.abbreviate import abbreviate
 from orchestrator.compare.report.cells import (
     LEGEND,
@@ -26,11 +26,15 @@ from orchestrator.compare.report.cells import (
     heading,
     shorten,
     sparkline,
+    subheadings,
+    unit,
     versus,
 )
+from orchestrator.compare.report.drafts import draft_lines
+from orchestrator.compare.report.grids import Grid, best_step, grids_of_block, grids_over_blocks
 
 if TYPE_CHECKING:
-    from orchestrator.compare.model import Block, Comparison, Entry, Sample, SampleDraft, Versus
+    from orchestrator.compare.model import Block, Comparison, Entry, Gate, Versus
 
 __all__ = ["View", "layout", "to_plain", "to_rich"]
 
@@ -44,14 +48,14 @@ _FORMS: tuple[tuple[int, Detail], ...] = (
     (18, "change"),
     (10, "change"),
 )  # width of the names and what is said of the step before: the first that fits is taken
-_POSITIONS_A_TABLE = 15
+_STEPS_WORTH_A_LINE = 3
 
 Line = Sequence[Cell]
 
 
 @dataclass(frozen=True)
 class View:
-    """What a table shows. `by` may hold "dataset" and "position"; bars are the sparklines."""
+    """What a table shows. `by` holds dimensions (`grids.DIMENSIONS`); bars are the sparklines."""
 
     by: frozenset[str] = frozenset()
     bars: bool = True
@@ -79,43 +83,54 @@ def layout(comparison: Comparison, view: View) -> list[Line]:
     several = any(len(entry.datasets) > 1 for block in comparison.blocks for entry in block.entries)
     for number, block in enumerate(comparison.blocks):
         lines += [[], *_wrapped(block.title, "", "bold"), *_block_table(block, comparison, view)]
-        if "dataset" in view.by or (several and number == 0):
+        for curve in comparison.curves:
+            here = (curve.shape, curve.temperature) == (block.shape, block.temperature)
+            if here and len(curve.points) >= _STEPS_WORTH_A_LINE:
+                lines += _wrapped(best_step(curve), "  ", "")
+        few = len(block.entries) <= FEW_DRAFTERS
+        if "dataset" in view.by or (several and few and number == 0):
             lines += [[], *_datasets(block)]
         if "position" in view.by:
             lines += [[], *_positions(block)]
+        for grid in grids_of_block(block, comparison, view.by, bars=view.bars):
+            lines += [[], *_grid(grid)]
+    for grid in grids_over_blocks(comparison, view.by):
+        lines += [[], *_grid(grid)]
     for sample in comparison.samples:
-        lines += [[], *_sample(sample)]
+        lines += [[], *draft_lines(sample, WIDTH)]
     lines += [[], *_footnotes(comparison, legend)]
+    if comparison.gate:
+        lines += [[], *_gate(comparison.gate)]
     return lines
 
 
 def _heading(comparison: Comparison) -> Iterable[Line]:
     yield [cell(shorten(heading(comparison), WIDTH))]
+    for line in subheadings(comparison):
+        yield from _wrapped(line, "", "")
     for difference in comparison.allowed:
         yield from _wrapped(f"NOT STRICTLY COMPARABLE (allowed): {difference}", "", "bold yellow")
 
 
 def _block_table(block: Block, comparison: Comparison, view: View) -> list[Line]:
     """The fullest form that fits."""
-    rows: list[list[Cell]] = []
     for name_width, detail in _FORMS:
-        rows = align(_rows(block, comparison, view, name_width, detail))
-        if max(_width(row) for row in rows) <= WIDTH:
+        rows = _rows(block, comparison, view, name_width, detail)
+        if _aligned_width(rows) <= WIDTH:
             break
-    return list(rows)
+    return list(align(rows))
 
 
 def _rows(
     block: Block, comparison: Comparison, view: View, name_width: int, detail: Detail
 ) -> list[list[Cell]]:
-    unit = "τ" if comparison.dialect == "tau" else comparison.dialect
     against = f"vs {shorten(comparison.baseline, 18)}" if comparison.baseline else ""
     counts = {entry.clusters for entry in block.entries}
     count_beside = view.bars and len(counts) > 1  # without bars every row has its count anyway
     has_previous = any(entry.versus_previous for entry in block.entries)
     header = [
         "  drafter",
-        f"{unit} [95 % CI]",
+        f"{unit(comparison)} [95 % CI]",
         "prompts" if count_beside else "",
         against,
         "vs previous" if has_previous else "",
@@ -187,38 +202,34 @@ def _fitting(entries: Sequence[Entry], width: int, first: int) -> Iterable[Seque
         yield entries[start : start + step]
 
 
-def _sample(sample: Sample) -> Iterable[Line]:
-    turn = f" turn {sample.turn}" if sample.turn else ""
-    where = f"{sample.prompt_id}{turn} · {sample.dataset} · token {sample.anchor}"
-    yield [cell(shorten(where, WIDTH), "bold")]
-    rows: list[list[Cell]] = [
-        [cell("  context", "dim"), cell("…" + _visible(sample.context[-64:]), "dim")],
-        [cell("  target", "dim"), cell(_visible(sample.truth[:64]))],
+def _grid(grid: Grid) -> list[Line]:
+    """As many columns as fit beside the first; further ones below, beside the first again."""
+    texts = [[shorten(text, 28 if place == 0 else 24) for place, text in enumerate(row)] for row in grid.rows]
+    heading = [shorten(text, 28 if place == 0 else 24) for place, text in enumerate(grid.heading)]
+    widths = [max(cell_len(row[place]) for row in [heading, *texts]) for place in range(len(heading))]
+    lines: list[Line] = [[cell("  " + shorten(grid.title, WIDTH - 2), "dim")]]
+    start = 1
+    while start < len(heading):
+        end, room = start, WIDTH - 2 - widths[0]
+        while end < len(heading) and (end == start or widths[end] + 2 <= room):
+            room -= widths[end] + 2
+            end += 1
+        picked = [0, *range(start, end)]
+        rows = [[cell(("  " if p == 0 else "") + heading[p], "dim") for p in picked]]
+        rows += [[cell(("  " if p == 0 else "") + row[p]) for p in picked] for row in texts]
+        lines += [*([[]] if start > 1 else []), *align(rows)]
+        start = end
+    return lines
+
+
+def _gate(gate: Gate) -> Iterable[Line]:
+    verdict = "passed" if gate.passed else "FAILED"
+    yield [
+        Cell(f"{gate.rule} {100 * gate.margin:g} %: {verdict}", "bold green" if gate.passed else "bold red")
     ]
-    yield from align(rows)
-    names = [
-        [cell("  " + shorten(draft.name, 24)), cell(f"{draft.accepted} accepted")] for draft in sample.drafts
-    ]
-    for name, draft in zip(align(names), sample.drafts, strict=True):
-        yield [*name, Cell("  "), *_draft(draft)]
-
-
-def _draft(draft: SampleDraft) -> Iterable[Cell]:
-    if draft.accepted_text is None or draft.rest_text is None:
-        yield cell(" ".join(map(str, draft.ids[: draft.accepted])), "bold green")
-        yield Cell("│", "dim")
-        yield cell(" ".join(map(str, draft.ids[draft.accepted :])))
-    else:
-        yield cell(_visible(draft.accepted_text[:40]), "bold green")
-        yield Cell("│", "dim")
-        yield cell(_visible(draft.rest_text[:40]))
-    if draft.repeats:
-        yield Cell(f"  ⚠ repeats ×{draft.repeats + 1}", "yellow")
-
-
-def _visible(text: str) -> str:
-    """Spaces that would not be seen, at the ends and in runs, as dots."""
-    return re.sub(r"^ | $| {2,}", lambda match: "·" * len(match.group()), text)
+    for one in gate.verdicts:
+        said = f"{'passed' if one.passed else 'FAILED'}: {one.name} ({one.shape}): {one.why}"
+        yield from _wrapped(said, "- ", "" if one.passed else "red")
 
 
 def _footnotes(comparison: Comparison, legend: Sequence[str]) -> Iterable[Line]:
@@ -236,5 +247,7 @@ def _wrapped(text: str, lead: str, style: str) -> Iterable[Line]:
         yield [Cell(line, style)]
 
 
-def _width(line: Line) -> int:
-    return sum(cell_len(piece.text) for piece in line)
+def _aligned_width(rows: Sequence[Line]) -> int:
+    """How wide `align` makes rows of equal length."""
+    widths = [max(cell_len(piece.text) for piece in column) for column in zip(*rows, strict=True)]
+    return sum(widths) + 2 * (sum(width > 0 for width in widths) - 1)

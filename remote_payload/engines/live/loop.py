@@ -9,9 +9,11 @@ keyed (prompt, sample, generated index), so that engines agree on it at every te
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from remote_payload.drafters.dflash_live import LiveDFlash
 from remote_payload.engines.candidates import drafts_from_hidden
@@ -24,13 +26,11 @@ from remote_payload.shapes.base import NEAR_TIE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from remote_payload.drafters.convention import Convention
     from remote_payload.drafters.dflash import DFlashDrafter
     from remote_payload.engines.live.verify import Verified, Verifier
     from remote_payload.sampling import Sampling
-    from remote_payload.shapes import Shape
+    from remote_payload.shapes import Draft, Shape
     from remote_payload.trajectories import Need, Start
 
 __all__ = ["LiveDecoder", "LiveWalk", "check_convention", "check_shape"]
@@ -45,7 +45,8 @@ class LiveWalk:
 
     `tokens` are the generated ones, all that were committed; `gaps` how near the target's choice of each was
     (`sampling.Choice`); `draft_gaps` the smallest difference in log-probability, per round, that decided
-    which drafts were proposed as far as the round got.
+    which drafts were proposed as far as the round got. `features` are those of the prompt and of each round's tokens,
+    if they were to be kept.
     """
 
     tokens: list[int]
@@ -53,6 +54,7 @@ class LiveWalk:
     accept_lengths: list[int] = field(default_factory=list)
     anchors: list[int] = field(default_factory=list)
     draft_gaps: list[float] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
 
     def record(self, anchor: int, proposal: Proposal, verified: Verified) -> None:
         """Adds a round that started at generated index `anchor`."""
@@ -114,13 +116,14 @@ class LiveDecoder:
         self._verifier, self._drafter, self._sampling = verifier, drafter, sampling
         self._head = drafter.head(head, vocab_size)
 
-    def decode(self, start: Start, shape: Shape, need: Need) -> LiveWalk:
+    def decode(self, start: Start, shape: Shape, need: Need, *, keep_features: bool = False) -> LiveWalk:
         """Decodes one sequence.
 
         Args:
             start: the prompt, and which of its samples.
             shape: what is proposed.
             need: the output's limit and stop tokens.
+            keep_features: whether the walk keeps them, for `redraft`.
 
         Raises:
             InputError: the shape is an oracle, or the target takes no tree.
@@ -140,14 +143,35 @@ class LiveDecoder:
         )
         fresh: Sequence[int] = first.tokens
         while True:
+            if keep_features:
+                walk.features.append(features)
             anchor, index = walk.tokens[-1], len(walk.tokens) - 1
             proposal = self._propose(block, features, anchor, proposing)
             verified = self._verifier.verify(proposal, anchor, partial(choose, index + 1))
             walk.record(index, proposal, verified)
             features, fresh = verified.features, [*fresh, *verified.choices]
             if len(walk.tokens) > need.max_new_tokens or not need.stop_ids.isdisjoint(fresh):
-                return walk
+                return replace(walk, features=[*walk.features, features]) if keep_features else walk
             fresh = ()
+
+    def redraft(self, walk: LiveWalk, prompt_tokens: int, indices: Sequence[int]) -> dict[int, Draft]:
+        """Drafts at generated indices of a walk as decoding would have, had a round begun there.
+
+        Args:
+            walk: with its features.
+            prompt_tokens: the prompt's length.
+            indices: generated indices of anchors among the walk's tokens.
+
+        Returns:
+            Index -> the draft, best candidates alone.
+        """
+        features, block, head = torch.cat(walk.features), LiveDFlash(self._drafter), self._head
+        found = {}
+        for index in sorted(set(indices)):
+            block.grow(features[block.length : prompt_tokens + index])
+            hidden = block.draft(walk.tokens[index])
+            (found[index],) = drafts_from_hidden(hidden, head.logits, head.size, 1, head.token_ids)
+        return found
 
     def _propose(self, block: LiveDFlash, features: torch.Tensor, anchor: int, shape: Proposing) -> Proposal:
         if not self._drafter.drafts:

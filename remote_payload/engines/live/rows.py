@@ -17,6 +17,8 @@ from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
 from remote_payload.engines.live.loop import LiveDecoder, LiveWalk
 from remote_payload.protocol import Row, append_lines, iter_jsonl, row_key, trim_torn_line
+from remote_payload.samples import chosen_anchors, sample_records
+from remote_payload.shapes import Chain
 
 if TYPE_CHECKING:
     from remote_payload.engines.live.verify import Verifier
@@ -94,6 +96,8 @@ class LiveMeasuring:
         progress: where steps are reported.
         target: the model.
         verifier: runs it (`make_verifier`).
+        sampled: ids of the prompts whose drafts are kept as samples; none where replay keeps them.
+        tokenizer: shows the text of samples; None shows ids only.
     """
 
     def __init__(
@@ -103,7 +107,11 @@ class LiveMeasuring:
         progress: Reporter,
         target: Target,
         verifier: Verifier,
+        *,
+        sampled: frozenset[str] = frozenset(),
+        tokenizer: Any = None,
     ) -> None:
+        self._sampled, self._tokenizer = sampled, tokenizer
         self._of, self._results, self._progress = measurement, results, progress
         self._target, self._verifier = target, verifier
         self._details = DetailsFile(results.folder)
@@ -121,8 +129,7 @@ class LiveMeasuring:
         label = candidate.spec.label
         self._progress.step("live", 0, len(missing), drafter=label)
         for done, (item, shapes) in enumerate(missing, 1):
-            rows = [self._decode(candidate, decoder, item, shape) for shape in shapes]
-            self._results.add(rows, [])
+            self._item(candidate, decoder, item, shapes)
             self._progress.step("live", done, len(missing), drafter=label)
 
     def _missing(self, candidate: Candidate, item: Item) -> list[Shape]:
@@ -146,12 +153,52 @@ class LiveMeasuring:
         )
         return LiveDecoder(self._verifier, drafter, target.head, target.vocab_size, self._of.sampling)
 
-    def _decode(self, candidate: Candidate, decoder: LiveDecoder, item: Item, shape: Shape) -> Row:
+    def _item(self, candidate: Candidate, decoder: LiveDecoder, item: Item, shapes: Sequence[Shape]) -> None:
+        """Decodes one item under the shapes that it has no row of; makes its samples if it has no row at all."""
+        # Samples are on disk before rows are: where a row is, they are not made again.
+        fresh = len(shapes) == len(self._of.shapes) and candidate.drafts > 0
+        sampling = fresh and item.prompt.id in self._sampled
+        rows: list[Row] = []
+        chain: LiveWalk | None = None
+        for shape in shapes:
+            kept = sampling and shape.name == Chain.name
+            row, walk = self._decode(candidate, decoder, item, shape, keep_features=kept)
+            rows.append(row)
+            chain = walk if kept else chain
+        samples = self._samples(candidate, decoder, item, chain) if sampling else []
+        self._results.add(rows, samples)
+
+    def _decode(
+        self, candidate: Candidate, decoder: LiveDecoder, item: Item, shape: Shape, *, keep_features: bool
+    ) -> tuple[Row, LiveWalk]:
         started = time.perf_counter()
-        walk = decoder.decode(item.trajectory.start, shape, self._of.need)
+        walk = decoder.decode(item.trajectory.start, shape, self._of.need, keep_features=keep_features)
         row = self._row(candidate, item, shape.name, walk, time.perf_counter() - started)
         self._details.add(row.key, Details(first_divergence(walk, item, row.output_tokens), walk.draft_gaps))
-        return row
+        return row, walk
+
+    def _samples(
+        self, candidate: Candidate, decoder: LiveDecoder, item: Item, chain: LiveWalk | None
+    ) -> list[dict[str, Any]]:
+        """Drafts at the fixed anchors and the worst ones, as far as the committed text is the target's own.
+
+        The chain's walk says which rounds are the worst, so it is decoded even where it was not asked for.
+        """
+        need, trajectory = self._of.need, item.trajectory
+        walk = chain or decoder.decode(trajectory.start, Chain(), need, keep_features=True)
+        length = need.output_length(trajectory.tokens)
+        left = first_divergence(walk, item, length)
+        end = length if left is None else min(length, left.position)
+        chosen = chosen_anchors(walk, end, self._of.job.sample_stride)
+        drafts = decoder.redraft(walk, len(trajectory.prompt), [anchor for anchor, _ in chosen])
+        return sample_records(
+            candidate,
+            item,
+            [(anchor, worst, drafts[anchor]) for anchor, worst in chosen],
+            engine=self._of.engine,
+            stride=self._of.job.sample_stride,
+            tokenizer=self._tokenizer,
+        )
 
     def _row(self, candidate: Candidate, item: Item, shape: str, walk: LiveWalk, seconds: float) -> Row:
         need = self._of.need

@@ -28,6 +28,7 @@ from remote_payload.engines.live.caches import (
 )
 from remote_payload.engines.live.forward import CachedForward, Pass
 from remote_payload.engines.live.masks import check_trees, tree_mask
+from remote_payload.target.passes import pass_length, spans
 
 if TYPE_CHECKING:
     from remote_payload.sampling import Choice
@@ -106,6 +107,9 @@ def multi_token_pass_is_exact(target: Target, forward: CachedForward) -> bool:
 class _Sequence:
     """What the three have in common: a cache, how many positions it holds, which features are wanted."""
 
+    DIVISIBLE = True
+    """Whether a long prompt may go in by several passes: wherever a pass may have several tokens at all."""
+
     def __init__(self, target: Target, forward: CachedForward) -> None:
         self._target, self._forward = target, forward
         self._cache: Any = None
@@ -115,7 +119,11 @@ class _Sequence:
     def prefill(self, prompt: Sequence[int], indices: Sequence[int]) -> Pass:
         self._cache = new_cache(self._target.config)
         self._indices, self._length = tuple(indices), len(prompt)
-        return self._run([list(prompt)], [range(len(prompt))], last_only=True)
+        pieces = []
+        for span in spans(len(prompt), pass_length(len(prompt)) if self.DIVISIBLE else None):
+            found = self._run([prompt[span]], [range(span.start, span.stop)], last_only=True)
+            pieces.append(found.features)
+        return Pass(found.logits, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1))
 
     def _run(self, ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], **options: Any) -> Pass:
         return self._forward.run(self._cache, ids, positions, self._indices, **options)
@@ -187,6 +195,8 @@ class _Recurrent(_Sequence):
 
 
 class _TokenByToken(_Sequence):
+    DIVISIBLE = False
+
     def verify(self, proposal: Proposal, anchor: int, choose: Choose) -> Verified:
         children = _children(proposal)
         path, node, token = [0], 0, anchor

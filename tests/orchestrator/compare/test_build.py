@@ -181,7 +181,10 @@ def test_an_undecided_comparison_says_how_many_prompts_would_decide(tmp_path: Pa
     assert versus.verdict == "~"
     assert versus.needed is not None
     assert versus.needed > 24
-    assert any("more prompts would show a 2 % difference (b against a)" in note for note in result.footnotes)
+    (note,) = [n for n in result.footnotes if "more prompts would show a 2 % difference (b against a; " in n]
+    assert versus.detectable is not None
+    shown = float(note[note.index("these show ") :].split()[2])
+    assert shown == pytest.approx(100 * versus.detectable, rel=0.05)
 
 
 def test_two_turns_and_two_samples_do_not_count_as_more_prompts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from orchestrator.compare.comparability import FIELDS
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
 from orchestrator.errors import NotComparableError, UsageError
-from remote_payload.protocol import Row
+from remote_payload.protocol import SUMMARY_SCHEMA, Row, write_json
 from tests.orchestrator.compare.folders import rows_of, write_run
 
 DIFFERENT = {
@@ -61,8 +62,12 @@ def test_an_allowed_field_marks_the_result_and_the_pairs_stay(tmp_path: Path, fi
 def test_every_key_field_is_a_drafters_own_or_a_unit_or_must_agree() -> None:
     own = {"drafter_hash", "engine", "block_size", "convention"}
     unit = {"prompt_hash", "turn", "sample", "shape"}
-    assert set(Row.KEY_FIELDS) - own - unit == set(FIELDS) - {"template_hash", "prompts"}
-    assert set(DIFFERENT) == set(FIELDS) - {"prompts"}
+    assert set(Row.KEY_FIELDS) - own - unit == set(FIELDS) - {
+        "template_hash",
+        "attn",
+        "prompts",
+    }
+    assert set(DIFFERENT) == set(FIELDS) - {"attn", "prompts"}
 
 
 def test_engine_block_size_and_convention_may_differ(tmp_path: Path) -> None:
@@ -110,6 +115,19 @@ def test_a_run_that_has_not_come_far_is_paired_on_what_it_has(tmp_path: Path) ->
     assert versus is not None
     assert versus.clusters == 9
     assert "run-b is not complete" in result.warnings[0]
+
+
+@pytest.mark.parametrize("summary", [None, {"real": 0}, {"real": 2}, "garbage"])
+def test_a_run_whose_engines_differ_comes_with_a_warning(tmp_path: Path, summary: Any) -> None:
+    ours = write_run(tmp_path / "run-a", rows_of("a", 2.0, range(9)), engine="live")
+    if isinstance(summary, dict):
+        lossless = {"outputs": 9, "equal": 7, "near_ties": 0, **summary}
+        write_json(ours / "summary.json", {"schema": SUMMARY_SCHEMA, "lossless": lossless})
+    elif summary:
+        (ours / "summary.json").write_text(summary)
+    warned = [text for text in compare(load([Source(ours)]), Wanted("a")).warnings if "do not agree" in text]
+    assert len(warned) == (summary == {"real": 2})
+    assert all("run-a: its engines do not agree (2 of 9 live outputs" in text for text in warned)
 
 
 def test_an_unknown_field_to_allow_lists_the_fields(tmp_path: Path) -> None:

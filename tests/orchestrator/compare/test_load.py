@@ -33,7 +33,10 @@ def test_every_figure_of_the_columns_is_that_of_the_lists(
     data: list[tuple[list[int], int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     data = [(lengths, min(tokens, 1 + sum(lengths))) for lengths, tokens in data]
-    rows = [row("d", f"p{i}", lengths, output_tokens=tokens) for i, (lengths, tokens) in enumerate(data)]
+    rows = [
+        row("d", f"p{i}", lengths, output_tokens=tokens, prompt_hash=f"{i:02d}")
+        for i, (lengths, tokens) in enumerate(data)
+    ]
     series = one_series(write_run(tmp_path_factory.mktemp("runs") / "run", rows))
     reference = [tau.Walk(lengths, tokens) for lengths, tokens in data]
     for name, (formula, _) in tau.DIALECTS.items():
@@ -200,6 +203,10 @@ def test_a_torn_last_line_of_a_running_job_is_passed_over(tmp_path: Path) -> Non
         ({"accept_lengths": "x"}, "accept_lengths is 'x', not a list"),
         ({"shape": "ddtree:2", "accept_lengths": [4]}, "ddtree:2 with block size 8 allows 1 ... 3"),
         ({"shape": "bush:2"}, "unknown shape 'bush:2'"),
+        ({"block_size": 10**9}, "block_size is 1000000000"),
+        ({"prompt_tokens": 2**70}, "prompt_tokens or output_tokens cannot be so large"),
+        ({"accept_lengths": [2**70]}, "accept_lengths is not a list of whole numbers"),
+        ({"prompt_tokens": -1}, "is negative"),
         ({"turn": "first"}, "turn is 'first', not a whole number"),
         ({"temperature": [1]}, "temperature is [1], not a number"),
         ({"schema": "orch/row/9"}, "schema 'orch/row/9'"),

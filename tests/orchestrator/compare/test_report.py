@@ -17,18 +17,23 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from orchestrator.compare import model
-from orchestrator.compare.build import Wanted, compare
+from orchestrator.compare.build import DETAILS, Wanted, compare
+from orchestrator.compare.gate import judge
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
 from orchestrator.compare.report.cells import change, figure, p_value, shorten, sparkline, versus
 from orchestrator.compare.report.documents import to_csv, to_document
+from orchestrator.compare.report.grids import DIMENSIONS, best_step, probability
 from orchestrator.compare.report.markdown import to_markdown
 from orchestrator.compare.report.tables import View, layout, to_plain, to_rich
 from orchestrator.compare.samples import pick_samples
 from orchestrator.compare.stats import Estimate
+from orchestrator.errors import ResultsError
 from tests.orchestrator.compare.folders import row, rows_of, sample_record, write_run
 
-HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe <img onerror=x> | `a` \r\n"
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe <img onerror=x> | `a` \ud800\u2066\r\n"
+EVERYTHING = frozenset(DIMENSIONS)
+DETAILED = frozenset(DETAILS)
 
 
 @pytest.fixture(scope="module")
@@ -100,40 +105,80 @@ def test_every_line_fits_100_columns_whatever_the_names(tmp_path: Path, length: 
     rows = [
         one
         for name, mean in zip(names, (1.5, 2.0, 2.4, 5.0), strict=True)
-        for one in rows_of(name, mean, range(8), block_size=16, dataset="名前" * length)
+        for shape in ("chain", "ddtree:4")
+        for one in rows_of(name, mean, range(8), shape=shape, block_size=16, dataset="名前" * length)
     ]
-    loaded = load([Source(write_run(tmp_path / ("run-" + "x" * length), rows, suite="s" * length * 2))])
-    whole = compare(loaded, Wanted(names[-1]))
-    for view in (View(frozenset({"dataset", "position"})), View(bars=False)):
+    pieces = ["名前" * length, "\x1b[2J", " " * 200, "e\u0301" * 50]
+    samples = [
+        sample_record(name, [*pieces, *pieces], ["x", *pieces[1:]], block_size=16, context="名前" * 99)
+        for name in names
+    ]
+    folder = write_run(tmp_path / ("run-" + "x" * length), rows, suite="s" * length * 2, samples=samples)
+    loaded = load([Source(folder)])
+    whole = compare(loaded, Wanted(names[-1], details=DETAILED, filters=("step>=0", "dataset=*")))
+    whole = replace(
+        whole,
+        samples=pick_samples(loaded.runs, whole, 3),
+        gate=judge(whole, "fail-if-worse", 0.02),
+    )
+    assert whole.samples
+    for view in (View(EVERYTHING), View(EVERYTHING, bars=False), View(bars=False)):
         text = to_plain(layout(whole, view))
         assert max(cell_len(line) for line in text.splitlines()) <= 100
         assert all(f"_{step:05d}" in text for step in range(4))
 
 
 def test_what_a_model_or_a_label_says_cannot_act_on_the_terminal(tmp_path: Path) -> None:
-    rows = [one for name in (HOSTILE, "b") for one in rows_of(name, 2.0, range(6), dataset=HOSTILE)]
-    pieces = [HOSTILE, "</script>", "\x00", "\x9b31m"]
-    records = [
-        sample_record(name, pieces, pieces, prompt_id=HOSTILE, context=HOSTILE, dataset=HOSTILE)
-        for name in (HOSTILE, "b")
+    names = {"a": HOSTILE, "b": "b", "1": HOSTILE + "1", "2": HOSTILE + "2"}
+    rows = [
+        replace(one, drafter=names[name], prompt_id=one.prompt_id + HOSTILE)
+        for name in names
+        for shape in ("chain", "ddtree:4")
+        for one in rows_of(name, 2.0, range(6), shape=shape, dataset=HOSTILE)
     ]
-    loaded = load([Source(write_run(tmp_path / "run", rows, samples=records, suite=HOSTILE))])
-    whole = compare(loaded, Wanted("b"))
-    whole = replace(whole, samples=pick_samples(loaded.runs, whole, 3))
+    pieces = [HOSTILE, "</script>", "\x00", "\x9b31m", "\U000e0041"]
+    records = [
+        {
+            **sample_record(name, ["x"] * 5, ["x"] * 5, prompt_id=HOSTILE, context=HOSTILE, dataset=HOSTILE),
+            "draft_pieces": pieces,
+            "truth": HOSTILE,
+        }
+        for name in names
+    ]
+    folder = write_run(tmp_path / "run", [], samples=(), suite="x", complete=False)
+    for name, lines in (("rows.jsonl", [one.to_json() for one in rows]), ("samples.jsonl", records)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loaded = load([Source(folder)])
+    whole = compare(loaded, Wanted("b", details=DETAILED, filters=("dataset=*\x1b[5m*|*",)))
+    whole = replace(
+        whole,
+        samples=pick_samples(loaded.runs, whole, 3),
+        gate=judge(whole, "require-not-worse", 0.02),
+    )
     assert len(whole.samples) == 1
-    view = View(frozenset({"dataset", "position"}))
-    for text in (
-        to_plain(layout(whole, view)),
-        to_markdown(whole, view.by),
-        to_csv(whole),
-        to_csv(whole, "dataset"),
-    ):
-        assert not set(text) & set("\x1b\x07\x00\x9b\u202e\r")
+    view = View(EVERYTHING)
+    texts = [to_plain(layout(whole, view)), to_markdown(whole, view.by)]
+    texts += [to_csv(whole, by) for by in (None, "dataset", "step", "baseline", "context", "prompt")]
+    for text in texts:
+        assert text.encode(), "no lone surrogate is left"
+        assert not set(text) & set("\x1b\x07\x00\x9b\u202e\u2066\U000e0041\r")
         assert "\\x1b" in text
+    assert json.dumps(to_document(whole)).isascii()
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None)
     console.print(to_rich(layout(whole, view)), soft_wrap=True)
     assert "\x1b" not in console.file.getvalue()  # type: ignore[attr-defined]
     assert "<img" not in to_markdown(whole)
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run", rows_of("a", 2.0, range(6)), samples=[sample_record("a", ["x"], ["x"])]
+    )
+    with (folder / "samples.jsonl").open("ab") as stream:
+        stream.write(b'{"schema": "orch/sample/1", "context": "\xff\xfe"}\n')
+    loaded = load([Source(folder)])
+    with pytest.raises(ResultsError, match=r"samples\.jsonl:2: not valid JSON"):
+        pick_samples(loaded.runs, compare(loaded, Wanted()), 1)
 
 
 def test_markup_in_a_label_is_text(tmp_path: Path) -> None:
@@ -161,13 +206,25 @@ def test_the_json_document_has_exactly_the_documented_fields(result: Comparison)
     schema = guide[guide.index("## `orch compare --json`") :]
     documented = set(re.findall(r"^\| `([a-z_]+)` \|", schema, re.MULTILINE))
 
+    shapes = [getattr(model, name) for name in model.__all__]
+    written = {f.name for shape in shapes for f in fields(shape)} | {"schema", "title", *Estimate._fields}
+    assert written == documented
+
     def names(value: object) -> set[str]:
         if isinstance(value, dict):
-            free = {"dialects", "convention", "settings", "short_output_bias"}  # their keys are data
+            free = {
+                "dialects",
+                "convention",
+                "settings",
+                "short_output_bias",
+                "decoding",
+                "versions",
+                "target",
+            }
             return set(value) | {n for key, part in value.items() if key not in free for n in names(part)}
         return {n for part in value for n in names(part)} if isinstance(value, list) else set()
 
-    assert names(document) == documented
+    assert names(document) <= documented
     block = document["blocks"][0]
     assert block["entries"][1]["versus_baseline"]["against"] == "reference"
     assert set(block["entries"][0]) == {f.name for f in fields(model.Entry)}
@@ -227,8 +284,8 @@ def test_figures_are_written_one_way() -> None:
         "p<0.001", "p<0.001", "p=0.001", "p=0.050", "p=1.000",
     ]  # fmt: skip
     assert versus(None) == ""
-    assert sparkline([1.0, 0.5, 0.0, math.nan]) == "█▅▁ "
-    assert len(sparkline([0.5] * 63)) == 16
+    assert sparkline((1.0, 0.5, 0.0, math.nan)) == "█▅▁ "
+    assert len(sparkline((0.5,) * 63)) == 16
 
 
 @given(st.text(max_size=40), st.integers(8, 40))
@@ -270,3 +327,99 @@ def test_settings_in_names_become_letters_with_a_legend_and_labels_stay_whole(tm
         assert text.count(name) >= 2, "in the table and by dataset"
     names = {entry.name for entry in whole.blocks[0].entries}
     assert "step_0040 [max_new_tokens=32]" in names, "documents keep the full name"
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Three steps and a baseline, two shapes, every dimension asked for."""
+    means = {"step_100": 1.6, "step_400": 2.2, "step_900": 2.7, "reference": 3.5}
+    rows = [
+        one
+        for name, mean in means.items()
+        for shape in ("chain", "ddtree:4")
+        for one in rows_of(name, mean, range(20), shape=shape)
+    ]
+    folder = write_run(tmp_path_factory.mktemp("training") / "run", rows)
+    whole = compare(load([Source(folder)]), Wanted("reference", details=DETAILED))
+    return replace(whole, gate=judge(whole, "require-not-worse", 0.02))
+
+
+def test_every_dimension_has_its_table_in_the_terminal_in_markdown_and_in_csv(training: Comparison) -> None:
+    heads = {
+        "step": "chain over the steps of step_*",
+        "context": "ddtree:4 by context before the anchor",
+        "baseline": "chain: each (row) against each (column) as its baseline",
+        "prompt": "chain by prompt: step_900 against reference",
+        "shape": "by size of the draft tree",
+        "temperature": "ddtree:4 by temperature",
+    }
+    for by, head in heads.items():
+        text = to_plain(layout(training, View(frozenset({by}), bars=False)))
+        assert head in text
+        assert head.replace("*", "\\*") in to_markdown(training, frozenset({by}))
+        for other in set(heads) - {by}:
+            assert heads[other] not in text
+    counts = {by: len(list(csv.DictReader(io.StringIO(to_csv(training, by))))) for by in DIMENSIONS}
+    assert counts == {
+        "checkpoint": 8, "shape": 8, "temperature": 8, "step": 6, "baseline": 24, "dataset": 16,
+        "position": 56, "prompt": 2 * 3 * 20, "context": counts["context"],
+    }  # fmt: skip
+    assert counts["context"] >= 8 * 3
+
+
+def test_the_best_step_stands_under_its_table(training: Comparison) -> None:
+    line = "best step: step_900, with probability >0.99 (of 3 steps, on 20 prompts)"
+    assert f"  {line}\n" in to_plain(layout(training, View(bars=False)))
+    assert f"- chain: {line.replace('>', '&gt;')}\n" in to_markdown(training)
+    assert best_step(replace(training.curves[0], probability=None)) == (
+        "best step: step_900 (of 3 steps, on 20 prompts)"
+    )
+    assert [probability(share) for share in (0.0, 0.004, 0.5, 0.996, 1.0, None)] == [
+        "<0.01", "<0.01", "0.50", ">0.99", ">0.99", "",
+    ]  # fmt: skip
+
+
+def test_the_tree_curve_in_the_terminal(training: Comparison) -> None:
+    text = to_plain(layout(training, View(frozenset({"shape"}), bars=False)))
+    table = text[text.index("by size of the draft tree") :].splitlines()
+    assert table[1].split() == ["drafter", "chain", "ddtree:4"]
+    first = training.budgets[0]
+    assert table[2].startswith("  * reference")
+    assert figure(first.points[0].figure) in table[2]
+
+
+def test_many_prompts_are_shown_from_both_ends(training: Comparison) -> None:
+    text = to_plain(layout(training, View(frozenset({"prompt"}), bars=False)))
+    assert "… 4 more" in text
+    part = text[text.index("chain by prompt: step_900 against reference") :]
+    rows = [line.split() for line in part.splitlines()[2:19] if "more" not in line]
+    moved = [(float(row[3]) - float(row[2])) * int(row[-1]) for row in rows]
+    assert moved == pytest.approx(sorted(moved), abs=3), "the largest losses first (figures are rounded)"
+
+
+def test_the_verdict_is_the_first_thing_in_the_markdown_and_the_last_in_the_terminal(
+    training: Comparison,
+) -> None:
+    text = to_markdown(training)
+    assert text.index("❌ FAILED: require-not-worse 2 %") < text.index("**chain")
+    assert "| ❌ | step\\_100" in text or "| ❌ | step_100" in text
+    lines = to_plain(layout(training, View(bars=False))).splitlines()
+    start = lines.index("require-not-worse 2 %: FAILED")
+    assert start > max(number for number, line in enumerate(lines) if line.startswith("95 % CI"))
+    assert lines[start + 1].startswith("- FAILED: step_100 (chain): the lower end of the interval")
+
+
+def test_a_metric_and_filters_are_said_under_the_heading(tmp_path: Path) -> None:
+    rows = [one for name in ("a", "b") for one in rows_of(name, 2.0, range(16))]
+    whole = compare(
+        load([Source(write_run(tmp_path / "run", rows))]),
+        Wanted("a", metric="accept@2", filters=("dataset=code", "turn=0")),
+    )
+    head = plain(whole).splitlines()[:3]
+    assert head == [
+        "target tiny · suite quick · 8 prompts",
+        "accept@2: share of all rounds that accepted at least 2 drafts",
+        "only rows with dataset=code and turn=0",
+    ]
+    assert "accept@2 [95 % CI]" in plain(whole)
+    assert to_markdown(whole).startswith("\n\n".join(head))

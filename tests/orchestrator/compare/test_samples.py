@@ -5,21 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
+from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample
-from orchestrator.compare.samples import pick_samples
-from orchestrator.errors import ResultsError
+from orchestrator.compare.samples import Order, pick_samples, read_order
+from orchestrator.errors import ResultsError, UsageError
 from tests.orchestrator.compare.folders import rows_of, sample_record, write_run
 
 TRUTH = ["def", " f", "(", "x", ")"]
 
 
-def picked(tmp_path: Path, records: list[dict[str, object]], count: int = 9) -> tuple[Sample, ...]:
+def picked(
+    tmp_path: Path,
+    records: list[dict[str, object]],
+    count: int = 9,
+    order: Order = "disagreement",
+    search: str = "",
+    baseline: str = "a",
+) -> tuple[Sample, ...]:
     rows = [*rows_of("a", 2.0, range(6)), *rows_of("b", 3.0, range(6))]
     loaded = load([Source(write_run(tmp_path / "run", rows, samples=records))])
-    return pick_samples(loaded.runs, compare(loaded, Wanted("a")), count)
+    return pick_samples(loaded.runs, compare(loaded, Wanted(baseline)), count, order, search)
 
 
 def test_the_accepted_part_is_what_equals_the_targets_tokens(tmp_path: Path) -> None:
@@ -98,3 +108,96 @@ def test_a_broken_sample_is_refused_with_its_line(tmp_path: Path) -> None:
     records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH, TRUTH, draft_pieces=["one"])]
     with pytest.raises(ResultsError, match=r"samples\.jsonl:2: draft_pieces"):
         picked(tmp_path, records)
+
+
+def anchors_and_worst() -> list[dict[str, object]]:
+    """Two anchors that both drafters have, a worst round of b alone, and an anchor that is a's worst as well."""
+    wrong, half = ["no"] * 5, ["def", " f", "no", "no", "no"]
+    return [
+        sample_record("a", TRUTH, TRUTH, anchor=0),
+        sample_record("b", half, TRUTH, anchor=0),
+        sample_record("a", half, TRUTH, anchor=32),
+        sample_record("b", wrong, TRUTH, anchor=32),
+        sample_record("a", half, TRUTH, anchor=32, worst=True),
+        sample_record("b", wrong, TRUTH, anchor=41, worst=True),
+    ]
+
+
+def test_the_largest_loss_is_first_and_worst_rounds_are_among_them(tmp_path: Path) -> None:
+    samples = picked(tmp_path, anchors_and_worst(), order="worst")
+    assert [(s.kind, s.anchor, s.loss) for s in samples] == [
+        ("worst", 41, 5),  # alone: against the target's own text
+        ("anchor", 0, 3),
+        ("anchor", 32, 2),
+    ]
+    assert [[(d.name, d.worst) for d in s.drafts] for s in samples] == [
+        [("b", True)],
+        [("a", False), ("b", False)],
+        [("a", True), ("b", False)],
+    ]
+
+
+def test_without_the_baseline_a_loss_is_against_the_best(tmp_path: Path) -> None:
+    samples = picked(tmp_path, anchors_and_worst(), order="worst", baseline="none")
+    assert [(s.anchor, s.loss) for s in samples] == [(41, 5), (0, 3), (32, 2)]
+    gains = picked(tmp_path / "gains", anchors_and_worst(), order="worst", baseline="b")
+    assert {s.loss for s in gains} == {0}, "where the candidate is better nothing is lost"
+
+
+def test_in_the_order_of_prompts_everything_has_its_place(tmp_path: Path) -> None:
+    other = {"prompt_id": "prompt-2", "prompt_hash": "h2"}
+    records = anchors_and_worst() + [sample_record(name, TRUTH, TRUTH, **other) for name in "ab"]
+    samples = picked(tmp_path, records, order="prompt")
+    assert [(s.prompt_id, s.anchor) for s in samples] == [
+        ("prompt-00", 0),
+        ("prompt-00", 32),
+        ("prompt-00", 41),
+        ("prompt-2", 32),
+    ]
+
+
+def test_the_fixed_anchors_stay_those_that_all_drafters_have_whatever_is_worst(tmp_path: Path) -> None:
+    assert [(s.kind, s.anchor) for s in picked(tmp_path, anchors_and_worst())] == [
+        ("anchor", 0),
+        ("anchor", 32),
+    ]
+
+
+@pytest.mark.parametrize(("search", "anchors"), [("NONO", [32]), ("def f(", [32, 0]), ("absent", [])])
+def test_samples_are_searched_in_any_case(tmp_path: Path, search: str, anchors: list[int]) -> None:
+    records = anchors_and_worst()
+    records[1:2] = [sample_record("b", TRUTH, TRUTH, anchor=0)]
+    assert [s.anchor for s in picked(tmp_path, records, search=search)] == anchors
+
+
+def test_a_sample_is_of_the_engine_that_it_names(tmp_path: Path) -> None:
+    """Both engines in one run: only one of them kept samples, and the records say which."""
+    rows = [one for engine in ("live", "replay") for one in rows_of("a", 2.0, range(6), engine=engine)]
+    record = {**sample_record("a", TRUTH, TRUTH), "engine": "replay"}
+    loaded = load([Source(write_run(tmp_path / "run", rows, samples=[record]))])
+    (sample,) = pick_samples(loaded.runs, compare(loaded, Wanted()), 3)
+    assert [draft.name for draft in sample.drafts] == ["a [replay]"]
+
+
+def test_another_order_is_refused() -> None:
+    assert read_order("worst") == "worst"
+    with pytest.raises(UsageError, match="--samples-by random: no such order"):
+        read_order("random")
+
+
+@given(st.lists(st.integers(0, 2), max_size=14))
+def test_loops_and_duplicates_are_those_of_a_plain_search(ids: list[int]) -> None:
+    found = longest_loop(ids)
+    best = 0
+    for period in (1, 2, 3):
+        for start in range(len(ids)):
+            piece, times = ids[start : start + period], 0
+            while (
+                ids[start + (times + 1) * period : start + (times + 2) * period] == piece
+                and len(piece) == period
+            ):
+                times += 1
+            best = max(best, times)
+    assert found.repeats == best
+    assert (found.period == 0) == (best == 0)
+    assert duplicates(ids) == sum(ids[place] == ids[place - 1] for place in range(1, len(ids)))
