@@ -6,6 +6,7 @@ set -eu
 missing=""
 [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
+command -v ip >/dev/null || missing="$missing iproute2"
 command -v rsync >/dev/null || missing="$missing rsync"
 command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 

@@ -24,7 +24,7 @@ def gpus_command(
     as_json: JsonOption = False,
 ) -> None:
     """Connect to hosts and show their GPUs: the job that leased each, others who compute there, and who is in line."""
-    from orchestrator.cli.hosts import exit_code
+    from orchestrator.cli.many import exit_code
     from orchestrator.hosts.gpus import look_at_hosts
 
     book = open_inventory(inventory)
@@ -34,7 +34,7 @@ def gpus_command(
     else:
         for host in found:
             _print_host(host)
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code({host.host: host.exit_code for host in found}))
 
 
 def _print_host(host: HostGpus) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.runs.follow import Unreachable
     from remote_payload.protocol import Event
 
-__all__ = ["print_figures", "say_how_to_come_back", "show_outcome", "watch"]
+__all__ = ["print_figures", "print_notes", "say_how_to_come_back", "show_outcome", "watch"]
 
 _PHASES = {
     "load_target": "loading the target",
@@ -168,7 +168,7 @@ def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -
         emit_json(document)
     else:
         print_figures(outcome)
-        _print_notes(outcome)
+        print_notes(outcome)
     if error is not None:
         fail_after_results(error)
     talk(f"results: {outcome.folder}\nnext: orch compare {outcome.run_id}", quiet=quiet)
@@ -213,7 +213,7 @@ def print_figures(outcome: Outcome) -> None:
     stdout_console().print(table)
 
 
-def _print_notes(outcome: Outcome) -> None:
+def print_notes(outcome: Outcome) -> None:
     """Prints what a reader of the figures has to know."""
     for note in outcome.notes:
         for line in textwrap.wrap(printable(note), 100, initial_indent="- ", subsequent_indent="  "):

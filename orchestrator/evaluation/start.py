@@ -59,6 +59,10 @@ class Links:
             self._hosts[name] = host
         return self._hosts[name]
 
+    def adopt(self, name: str, host: Host) -> None:
+        """Takes a host that whoever opened it will close."""
+        self._hosts[name] = host
+
     def entry(self, name: str) -> HostEntry:
         """Returns a host's entry as it is in effect."""
         return resolve_entry(self.inventory, name)

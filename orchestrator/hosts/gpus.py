@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import HostFailedError, LinkError, OrchError
+from orchestrator.errors import HostFailedError, OrchError
 from orchestrator.hosts import remote
 from orchestrator.hosts.connect import open_host, resolve_entry
 
@@ -45,7 +45,7 @@ class HostGpus:
     line: tuple[dict[str, Any], ...] = field(default=())
     error: str = ""
     hint: str = ""
-    unreachable: bool = False
+    exit_code: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record for `--json`."""
@@ -76,7 +76,7 @@ def _look(inventory: Inventory, name: str) -> HostGpus:
             time.monotonic() - started,
             error=error.message,
             hint=error.hint,
-            unreachable=isinstance(error, LinkError),
+            exit_code=error.exit_code,
         )
 
 

@@ -25,6 +25,7 @@ from orchestrator.errors import (
     PayloadRejectedError,
     UsageError,
 )
+from orchestrator.hosts.base import Named
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ def stream(
     """
     packed = base64.b64encode(json.dumps(dict(args)).encode()).decode()
     try:
-        yield from host.stream([*script_argv(script, python, "main_stream"), packed], timeout=timeout)
+        yield from host.stream(
+            Named([*script_argv(script, python, "main_stream"), packed], script), timeout=timeout
+        )
     except HostFailedError as error:
         document = _find_answer(str(error.details.get("stderr", "")).encode())
         if document is None or "error" not in document:
@@ -116,7 +119,7 @@ def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     """Returns the command that runs a script of `hosts/scripts` on a host."""
     # Commands start in the home folder and are quoted, so the shell expands no tilde for us.
     interpreter = "./" + python[2:] if python.startswith("~/") else python
-    return [interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)]
+    return Named([interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)], script)
 
 
 def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:

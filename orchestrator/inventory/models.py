@@ -81,6 +81,7 @@ class HostEntry(Entry):
     gpu_free: float | None = Field(default=None, ge=0, le=1)
     env: dict[str, str] = Field(default_factory=dict)
     launcher: Literal["process"] = "process"
+    transport: Literal["fabric", "openssh"] = "fabric"
     lock_dir: Text | None = None
     connect_timeout: float = Field(default=15.0, gt=0, le=600)
 

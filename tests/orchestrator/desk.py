@@ -75,6 +75,9 @@ class FaultyHost:
             raise LinkError(f"{self.name}: the link broke")
         yield self.spoil(data) if self.spoil else data
 
+    def connect(self) -> None:
+        """Is connected."""
+
     def close(self) -> None:
         self.inner.close()
 
