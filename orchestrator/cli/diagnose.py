@@ -87,7 +87,7 @@ def diagnose(
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
-    """Tell a bad model from a bad harness: one checkpoint, every neighbouring convention.
+    """Tell a bad model from a bad harness, and say how to mend it.
 
     Exit code 0 if the harness is right (the verdict is ok or undertrained), 1 for any other verdict.
     """

@@ -15,7 +15,8 @@ from typing import TextIO
 
 from remote_payload.cli import Help, add_model_flags, copied_prompts, drafter_spec, job_basics
 from remote_payload.diagnosis import as_text, exit_code
-from remote_payload.errors import InputError, PromptError
+from remote_payload.errors import InputError
+from remote_payload.prompts import read_prompts
 from remote_payload.protocol import Job, build_manifest, write_json
 
 __all__ = ["diagnose_job", "diagnose_main"]
@@ -84,8 +85,7 @@ def _printed(job: Job, folder: Path, args: argparse.Namespace) -> int:
 def _job(args: argparse.Namespace, folder: Path) -> Job:
     from remote_payload.drafters.convention import Convention
 
-    if not args.prompts.is_file():
-        raise PromptError(f"{args.prompts}: not there")
+    read_prompts(args.prompts)  # a wrong line is refused under the file's own name
     convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
     drafters = [drafter_spec(args.drafter, args, convention)]
     if args.reference:

@@ -243,6 +243,18 @@ def _below_the_floor(tau: float, tried: Sequence[Tried], checks: Sequence[Check]
             "or it never learned to use them",
             unmeasured=("fc_random",),
         )
+    better = next(
+        (check for check in checks if check.name.startswith("template") and check.state == "note"), None
+    )
+    if better is not None:
+        return Verdict(
+            "unknown",
+            None,
+            0.5,
+            f"cannot tell: tau {tau:.2f}, and prompts rendered otherwise do better ({better.what}): the template or the "
+            "thinking mode of the training may be another one, or it is undertrained",
+            unmeasured=("template",),
+        )
     return Verdict(
         "undertrained",
         None,

@@ -207,11 +207,16 @@ class _Diagnosis:
         self, subject: _Subject, reference: _Subject | None, material: Material, tokenizing: Tokenizing
     ) -> dict[str, Any]:
         declared = self._measure(subject, subject.declared, material)
+        self.checks.append(self._numerics(subject, material, declared))
+        if declared.not_finite:  # nothing that is not a number can be compared
+            verdict = judge(float("nan"), [], _no_comparison, self.checks)
+            return document(
+                self.job, verdict, self.checks, facts=_facts(subject, material, declared, self._identity)
+            )
         self.checks.append(
             parity_check(self._target, self._drafter(subject, subject.declared), material, declared)
         )
         self.checks += acceptance_checks(material, declared, floor=TAU_FLOOR)
-        self.checks.append(self._numerics(subject, material, declared))
         beside = None if reference is None else self._measure(reference, reference.declared, material)
         measured: dict[str, Measured] = {}
         for done, variant in enumerate(subject.variants):
@@ -375,6 +380,10 @@ def _comparing(
         return compare(base, other, material.ends, clusters, depth=depth, relative=relative)
 
     return against
+
+
+def _no_comparison(_first: Tried, _second: Tried) -> Compared:
+    raise RuntimeError("there is nothing to compare")
 
 
 def _moved(first: Measured, second: Measured) -> float:

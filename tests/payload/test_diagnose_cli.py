@@ -134,7 +134,7 @@ def test_a_head_of_its_own_that_is_not_the_target_s(run: Run, broken_copy: Calla
 
 def test_float16_overflows_by_name(run: Run, broken_copy: Callable[..., Path]) -> None:
     def loud(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["norm.weight"] *= 1e4
+        tensors["norm.weight"] *= 2e5
 
     code, _, found = run(broken_copy(tensors=loud), "--dtype", "float16", prompts=3, tokens=8)
     assert (code, found["verdict"], found["cause"]) == (1, "numerics", "fp16_overflow")

@@ -124,3 +124,10 @@ def test_two_prompts_name_nothing() -> None:
     variant = Variant("positions_plus1", Convention(), Alteration(), 8, 0, "positions")
     few = Difference(0.2, 0.1, 0.3, 5.0, 2)
     assert not Tried(variant, Compared(4.0, 1.0, few, few, few)).fits_better(37)
+
+
+def test_below_the_floor_another_rendering_is_a_candidate() -> None:
+    rendered = Check("template: thinking on", "note", "tau +0.9 with thinking on")
+    found = _judge(tau=1.4, checks=[*LOADED, rendered])
+    assert (found.verdict, found.unmeasured) == ("unknown", ("template",))
+    assert _judge(tau=3.0, checks=[*LOADED, rendered]).verdict == "ok"
