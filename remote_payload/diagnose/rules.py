@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tried", "Verdict", "judge"]
 
-TAU_FLOOR = 2.0
+TAU_FLOOR, LEAST_PROMPTS = 2.0, 6
 LEAST_GAIN = 0.02
 """A gain (`compared.Compared`) below this is not a departure, however significant; half of it, where tau agrees."""
 LEAST_GAINS = {"anchor_in_context": 0.08, "block_size": 0.12}
@@ -148,6 +148,15 @@ def judge(
         if broken is not None:
             slug = cause if broken.values.get("overflow") else None
             return Verdict("numerics", slug, 0.95, f"numerics: {broken.what}")
+    prompts = min((one.compared.gain.clusters for one in tried), default=0)
+    if prompts < LEAST_PROMPTS:
+        return Verdict(
+            "unknown",
+            None,
+            0.0,
+            f"cannot tell: {prompts} prompts are too few to tell a convention from noise; it takes {LEAST_PROMPTS}, "
+            "better 32",
+        )
     count = max(len(tried), 1)
     fits = sorted((one for one in tried if one.fits_better(count)), key=lambda one: -one.gain)
     best = max([tau, *(one.compared.tau for one in fits if one.variant.slug != "cross_block")])

@@ -126,6 +126,11 @@ class _Diagnosis:
             verdict = Verdict("loading", slug, 0.99, f"not loaded as meant: {check.what}")
             return document(self.job, verdict, [check])
         self._target = target
+        if candidate.drafts < 1:
+            raise InputError(
+                f"{candidate.folder}: a block of {candidate.block_size} drafts nothing, so there is nothing to diagnose; "
+                "leave --block-size out, or give 2 or more"
+            )
         tokenizing = Tokenizing(
             target.tokenizer(), target.vocab_size, enable_thinking=self.job.enable_thinking
         )

@@ -15,7 +15,7 @@ from tests.conftest import REPO, OrchRun
 
 DRAFTERS = REPO / "tests" / "drafters"
 SOME = ("--prompts-file", str(DRAFTERS / "prompts.jsonl"), "--prompts", "40", "--max-new-tokens", "32")
-FEW = ("--prompts", "2", "--max-new-tokens", "8", "--no-baseline")
+FEW = ("--prompts", "8", "--max-new-tokens", "8", "--no-baseline")
 RunOrch = Callable[..., OrchRun]
 
 

@@ -140,6 +140,13 @@ def test_float16_overflows_by_name(run: Run, broken_copy: Callable[..., Path]) -
     assert (code, found["verdict"], found["cause"]) == (1, "numerics", "fp16_overflow")
 
 
+def test_a_block_that_drafts_nothing_is_refused(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--target", str(TINY / "target-tiny"), "--drafter", str(TINY / "drafter-b8-final")]
+    argv += ["--prompts", str(PROMPTS), "--dtype", "float32", "--block-size", "1", "--cache", str(cache)]
+    assert diagnose_main(argv) == 10
+    assert "a block of 1 drafts nothing" in capsys.readouterr().err
+
+
 def test_an_untrained_drafter_leaves_the_harness_right(run: Run) -> None:
     code, said, found = run(TINY / "drafter-b8-untrained")
     assert (code, found["verdict"], found["cause"]) == (0, "undertrained", None)
