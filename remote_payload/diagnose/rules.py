@@ -148,6 +148,11 @@ def judge(
         if broken is not None:
             slug = cause if broken.values.get("overflow") else None
             return Verdict("numerics", slug, 0.95, f"numerics: {broken.what}")
+    still = next((check for check in checks if check.name == "reaction" and check.state == "fault"), None)
+    if still is not None:
+        return Verdict(
+            "unknown", None, 0.5, f"cannot tell: {still.what}; a part of the drafter is not in use"
+        )
     prompts = min((one.compared.gain.clusters for one in tried), default=0)
     if prompts < LEAST_PROMPTS:
         return Verdict(

@@ -143,3 +143,10 @@ def test_a_handful_of_prompts_tells_nothing() -> None:
     found = judge(3.0, [Tried(variant, Compared(2.5, 1.0, few, few, few))], versus, LOADED)
     assert (found.verdict, found.cause) == ("unknown", None)
     assert "5 prompts are too few" in found.sentence
+
+
+def test_an_output_that_does_not_react_is_said() -> None:
+    dead = [*LOADED, Check("reaction", "fault", "the output does not move where the context is shuffled")]
+    found = _judge(checks=dead)
+    assert (found.verdict, found.cause) == ("unknown", None)
+    assert "does not move" in found.sentence
