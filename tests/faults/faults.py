@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.faults.real import RealWorld
 from tests.faults.world import Case, World
 
-__all__ = ["CANCEL", "FAULTS", "ClientProcess", "Fault"]
+__all__ = ["CANCEL", "FAULTS", "ClientProcess", "Fault", "has_rows"]
 
 _REPO = Path(__file__).resolve().parents[2]
 
@@ -63,7 +63,7 @@ def _has_supervisor(world: World, case: Case) -> bool:
     return world.supervisor(case) is not None
 
 
-def _has_rows(world: World, case: Case) -> bool:
+def has_rows(world: World, case: Case) -> bool:
     return bool(world.rows(case))
 
 
@@ -147,9 +147,9 @@ FAULTS = {
                 most=1,
             )
             for name, strike, verdicts, ready in (
-                ("supervisor killed", _supervisor, {"lost": ""}, _has_rows),
-                ("worker killed", _worker, {"failed": "SIGKILL"}, _has_rows),
-                ("host rebooted", _reboot, {"lost": ""}, _has_rows),
+                ("supervisor killed", _supervisor, {"lost": ""}, has_rows),
+                ("worker killed", _worker, {"failed": "SIGKILL"}, has_rows),
+                ("host rebooted", _reboot, {"lost": ""}, has_rows),
             )
         ),
         Fault("client killed", ("launch", "follow", CANCEL, "pull"), _client, by_process=True),
