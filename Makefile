@@ -8,13 +8,14 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 export PYTHON VENV
 
-.PHONY: help demo test check lint types imports unit setup bench clean
+.PHONY: help demo test check lint types imports unit setup bench faults clean
 
 help:
 	@echo "make demo    two SSH hosts on this machine, a push, an evaluation, a comparison"
 	@echo "make test    lint, types, import rules, all tests"
 	@echo "make setup   only the environment in $(VENV)"
 	@echo "make bench   all benchmarks"
+	@echo "make faults  lets faults loose on jobs and writes docs/reliability.md (SEED, TIMES; root on Linux)"
 	@echo "make clean   stops the sandbox hosts; removes the environment and what the demo made"
 
 # Cheap when nothing changed: the script compares a stamp with pyproject.toml and the Python version.
@@ -46,6 +47,10 @@ unit: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+TIMES ?= 20
+faults: setup
+	$(BIN)/python -m tests.faults --write --jobs $(JOBS) --times $(TIMES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	@if [ -x $(BIN)/orch ]; then $(BIN)/orch sandbox down --purge --quiet; fi

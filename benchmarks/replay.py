@@ -227,8 +227,8 @@ def profile(bench: Bench) -> list[str]:
 
 def main() -> None:
     """Measures and prints."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    prompts = int(sys.argv[2]) if len(sys.argv) > 2 else 24
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    prompts = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     torch.set_grad_enabled(False)
     bench = Bench(prompts)
     results = {threads: measure(bench, threads, repeats) for threads in (1, 2)}

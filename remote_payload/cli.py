@@ -76,12 +76,24 @@ def eval_main(argv: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with copied_prompts(args.prompts, folder):
         write_json(folder / "job.json", job.to_json())
-        code = _run(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
+        code = _run_on_gpus(job, folder, args.cache or Path.home() / ".cache" / "orch")
     write_json(folder / "MANIFEST.json", build_manifest(folder))
     if code in {0, EXIT_DIFFERS, InputError.exit_code} and (folder / "summary.json").is_file():
         summary = read_json(folder / "summary.json")
         sys.stdout.write(_table(summary) + _engine_reports(summary))
     return code
+
+
+def _run_on_gpus(job: Job, folder: Path, cache: Path) -> int:
+    """Runs a job with the GPUs that it needs leased, as a supervisor would."""
+    from remote_payload.supervise.direct import holding_gpus
+
+    try:
+        with holding_gpus(job, lambda words: sys.stderr.write(f"{words}\n")):
+            return _run(job, folder, cache, sys.stderr)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return InputError.exit_code
 
 
 def _run(job: Job, folder: Path, cache: Path, echo: TextIO | None = None) -> int:

@@ -1,11 +1,18 @@
-"""Which devices a job's workers run on."""
+"""Which devices a job's workers run on.
+
+What always holds: under a supervisor that leased GPUs a worker sees those and no others, whatever their numbers on
+the host are; `cuda:N` of a job is the host's GPU N, as nvidia-smi counts, wherever it stands among those.
+"""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
 from remote_payload.errors import InputError
 from remote_payload.protocol import Job
+from remote_payload.supervise.gpus import LEASED
 
 __all__ = ["open_device", "worker_devices"]
 
@@ -49,4 +56,15 @@ def worker_devices(job: Job) -> list[str]:
                 f"gpus {job.gpus} means {job.gpus} workers, workers says {job.workers}; leave it out"
             )
         return [f"cuda:{index}" for index in range(job.gpus)]
-    return [job.device] * max(1, job.workers)
+    return [_as_seen(job.device)] * max(1, job.workers)
+
+
+def _as_seen(name: str) -> str:
+    """Returns the name that a GPU of the host has among the leased ones."""
+    kind, _, index = name.partition(":")
+    leased = [number for number in os.environ.get(LEASED, "").split(",") if number]
+    if kind != "cuda" or not index or not leased:
+        return name
+    if index not in leased:
+        raise InputError(f"device {name!r} is not among the leased GPUs ({', '.join(leased)})")
+    return f"cuda:{leased.index(index)}"

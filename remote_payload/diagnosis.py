@@ -46,7 +46,7 @@ def _evidence(document: Mapping[str, Any]) -> str:
         return ""
     cause = document["cause"]
     best = next((one for one in document["sweep"] if one["variant"] == cause), None) if cause else None
-    said = f"τ {declared['tau']:.2f} as declared, {declared['nll']:.3f} nats a true token"
+    said = f"τ {_number(declared['tau'], 2)} as declared, {_number(declared['nll'], 3)} nats a true token"
     if best is not None:
         said += (
             f"; τ {best['tau']:.2f} {_interval(best, 'low', 'high', 2)} under {_name(best)}, whose true tokens cost "
@@ -141,6 +141,10 @@ def _interval(one: Mapping[str, Any], low: str, high: str, digits: int, scale: f
     if one[low] is None or one[high] is None:
         return "[no interval]"
     return f"[{scale * one[low]:+.{digits}f}, {scale * one[high]:+.{digits}f}]"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -359,7 +359,7 @@ class Job:
     `prompts` is a path relative to the job's folder. `stop_ids` None means the target's own generation
     config, an empty list means no stop. `samples` is the number of prompts whose drafts are kept, from the first.
     `gpus` is the number of GPUs, each with a worker of its own; `workers` the number of worker processes on a
-    device that several can share (0: one).
+    device that several can share (0: one). `timeout_s` limits the worker's time, `stall_s` its time without progress.
     """
 
     job_id: str
@@ -394,6 +394,7 @@ class Job:
     gpus: int = 0
     workers: int = 0
     timeout_s: float | None = None
+    stall_s: float | None = None
     label: str = ""
     tags: list[str] = field(default_factory=list)
     created: float = 0.0
@@ -423,7 +424,10 @@ class Job:
 
 @dataclass(frozen=True)
 class State:
-    """Where a job stands: `state.json`. Times are seconds since the epoch, by the host's clock."""
+    """Where a job stands: `state.json`. Times are seconds since the epoch, by the host's clock.
+
+    `queue_position` is its place in line: 1 is next.
+    """
 
     state: str
     reason: str = ""

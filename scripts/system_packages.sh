@@ -6,7 +6,9 @@ set -eu
 missing=""
 [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
+command -v ip >/dev/null || missing="$missing iproute2"
 command -v rsync >/dev/null || missing="$missing rsync"
+command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then
     # Ubuntu has Chromium as a snap only; its runners of GitHub have google-chrome.
     if grep -q '^ID=debian' /etc/os-release 2>/dev/null; then

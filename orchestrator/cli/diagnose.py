@@ -33,7 +33,7 @@ def diagnose(
     ckpt: Annotated[str, option("--ckpt", "PATH, HOST:PATH or a name of the inventory.", "REF")],
     on: Annotated[str | None, option("--on", "Where. [default: the one inference host]", "HOST")] = None,
     prompts: Annotated[
-        int, typer.Option("--prompts", min=2, help="How many prompts of the suite.", metavar="N")
+        int, typer.Option("--prompts", min=6, help="How many prompts of the suite.", metavar="N")
     ] = PROMPTS,
     prompts_file: Annotated[
         Path | None, option("--prompts-file", f"Prompts, one JSON object a line. {_SUITE}", "FILE")
@@ -87,7 +87,7 @@ def diagnose(
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
 ) -> None:
-    """Tell a bad model from a bad harness: one checkpoint, every neighbouring convention.
+    """Tell a bad model from a bad harness, and say how to mend it.
 
     Exit code 0 if the harness is right (the verdict is ok or undertrained), 1 for any other verdict.
     """

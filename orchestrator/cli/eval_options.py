@@ -13,6 +13,7 @@ __all__ = [
     "Gpus",
     "SamplesPerPrompt",
     "Seed",
+    "Stall",
     "Temperature",
     "Thinking",
     "TopK",
@@ -59,4 +60,10 @@ Workers = Annotated[
 BatchTokens = Annotated[
     int | None,
     option("--batch-tokens", "Tokens of prompt and output in one batch. [default: 16384]", "N", min=1),
+]
+Stall = Annotated[
+    float,
+    typer.Option(
+        "--stall", min=0, help="End the job after S seconds without progress; 0: never.", metavar="S"
+    ),
 ]

@@ -16,6 +16,7 @@ from orchestrator.cli.eval_options import (
     Gpus,
     SamplesPerPrompt,
     Seed,
+    Stall,
     Temperature,
     Thinking,
     TopK,
@@ -51,7 +52,10 @@ def evaluate(
     on: Annotated[
         str | None,
         typer.Option(
-            "--on", help="Where. [default: the one inference host]", metavar="HOST", show_default=False
+            "--on",
+            help="Where; the checkpoints are dealt out to several hosts. [default: the one inference host]",
+            metavar="HOST[,HOST...]",
+            show_default=False,
         ),
     ] = None,
     target: Annotated[
@@ -188,6 +192,7 @@ def evaluate(
             "--timeout", min=1, help="End the job after S seconds.", metavar="S", show_default=False
         ),
     ] = None,
+    stall: Stall = 3600.0,
     tail: Annotated[
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
     ] = "full",
@@ -255,6 +260,7 @@ def evaluate(
         samples=samples,
         save_outputs=save_outputs,
         timeout_s=timeout,
+        stall_s=stall,
         tail=tail,
         engine=engine,
         payload=payload,
@@ -266,11 +272,19 @@ def evaluate(
 def _run(
     options: EvalOptions, path: Path | None, *, detach: bool, only_look: bool, as_json: bool, quiet: bool
 ) -> None:
+    from orchestrator.errors import UsageError
     from orchestrator.evaluation import Links, dry_run, plan, prepare
     from orchestrator.runs import RunStore
     from orchestrator.text import printable
 
     inventory = open_inventory(path)
+    if "," in (options.on or ""):
+        from orchestrator.cli.eval_many import evaluate_on_many
+
+        if only_look:
+            raise UsageError("--dry-run looks at one host", "name one host with --on")
+        evaluate_on_many(inventory, options, detach=detach, as_json=as_json, quiet=quiet)
+        return
     chosen = plan(inventory, options)
     store = RunStore(inventory.folder)
 

@@ -1,4 +1,4 @@
-"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer."""
+"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer (`gpus`: see there)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from orchestrator.cli.common import (
     open_inventory,
     talk,
 )
+from orchestrator.cli.gpus import gpus_command
+from orchestrator.cli.many import (
+    AtOnce,
+    Failed,
+    HostsArgument,
+    Limit,
+    exit_code,
+    failed_before,
+    limited,
+    note_failed,
+    say_summary,
+)
 
 if TYPE_CHECKING:
     from orchestrator.hosts import Offer
@@ -23,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
+_app.command("gpus", short_help="Who has which GPU, and who waits.")(gpus_command)
 
 
 def register(app: typer.Typer) -> None:
@@ -95,49 +108,52 @@ def trust_command(
 
 @_app.command("check", short_help="Connect, and look at each host.")
 def check_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="HOST", help="Which hosts.", show_default="all")
-    ] = None,
+    names: HostsArgument = None,
+    failed: Failed = False,
+    limit: Limit = None,
+    at_once: AtOnce = 8,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Connect to hosts and look: interpreter and its version, free disk below the work folder."""
+    """Connect to hosts (default: all) and look: interpreter and its version, free disk below the work folder."""
+    from orchestrator.errors import UsageError
     from orchestrator.hosts.check import check_hosts
 
     book = open_inventory(inventory)
-    findings = check_hosts(book, names or list(book.hosts))
+    if failed and names:
+        raise UsageError("--failed and hosts by name do not go together", "give one of the two")
+    again = failed_before(book, "hosts check") if failed else names or list(book.hosts)
+    for name in again:
+        book.host(name)  # a name that is not there is said before anything is opened
+    chosen = limited(book, again, limit)
+    if not chosen:
+        talk("no host failed at the last check")
+    found: dict[str, Finding] = {}
+    for finding in check_hosts(book, chosen, at_once=at_once):
+        found[finding.host] = finding
+        if not as_json:
+            _print_finding(finding)
+    bad = [name for name in chosen if found[name].error]
+    note_failed(book, "hosts check", bad, tried=chosen)
     if as_json:
-        emit_json({"schema": "orch/hosts-check/1", "hosts": [finding.to_json() for finding in findings]})
-    else:
-        _print_findings(findings)
-    raise typer.Exit(_exit_code(findings))
+        hosts = [found[name].to_json() for name in chosen]
+        emit_json({"schema": "orch/hosts-check/1", "hosts": hosts})
+    say_summary("hosts check", bad, len(chosen), quiet=as_json)
+    raise typer.Exit(exit_code({name: found[name].exit_code for name in chosen}))
 
 
-def _exit_code(findings: list[Finding]) -> int:
-    """One code for all hosts: 8 if only some are bad, else the code of their fault."""
-    from orchestrator.errors import HostFailedError, LinkError, PartlyDoneError
-
-    bad = [finding for finding in findings if finding.error]
-    if not bad:
-        return 0
-    if len(bad) < len(findings):
-        return PartlyDoneError.exit_code
-    return LinkError.exit_code if all(finding.unreachable for finding in bad) else HostFailedError.exit_code
-
-
-def _print_findings(findings: list[Finding]) -> None:
+def _print_finding(finding: Finding) -> None:
     from orchestrator.text import human_bytes, printable
 
-    for finding in findings:
-        if finding.error:
-            typer.echo(f"{finding.host}  FAILED  {printable(finding.error)}")
-            talk(f"  next: {printable(finding.hint)}")
-            continue
-        free = human_bytes(finding.free_bytes)
-        typer.echo(
-            f"{finding.host}  ok  Python {finding.python_version} ({printable(finding.executable)})  "
-            f"{free} free at {printable(finding.folder)}  {finding.seconds:.2f} s"
-        )
+    if finding.error:
+        typer.echo(f"{finding.host}  FAILED  {printable(finding.error)}")
+        talk(f"  next: {printable(finding.hint)}")
+        return
+    free = human_bytes(finding.free_bytes)
+    typer.echo(
+        f"{finding.host}  ok  Python {finding.python_version} ({printable(finding.executable)})  "
+        f"{free} free at {printable(finding.folder)}  {finding.seconds:.2f} s"
+    )
 
 
 def _host_record(host: HostEntry) -> dict[str, Any]:

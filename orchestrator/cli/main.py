@@ -36,7 +36,7 @@ COMMANDS = (
     Entry(
         "diagnose",
         "diagnose",
-        "Tell a bad model from a bad harness: one checkpoint, every neighbouring convention.",
+        "Tell a bad model from a bad harness, and say how to mend it.",
     ),
     Entry("compare", "compare", "Compares drafters: τ with intervals, differences with p."),
     Entry("demo", "demo", "The main job, end to end, on two sandbox hosts."),

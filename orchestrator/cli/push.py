@@ -10,18 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
+from orchestrator.cli.many import (
+    AtOnce,
+    Failed,
+    HostsArgument,
+    Limit,
+    complete_hosts,
+    exit_code,
+    failed_before,
+    limited,
+    note_failed,
+    say_summary,
+)
 
 if TYPE_CHECKING:
-    from orchestrator.cli.progress import HostSteps
     from orchestrator.errors import OrchError
+    from orchestrator.hosts import Host
     from orchestrator.inventory import HostEntry, Inventory
     from orchestrator.payload import Tree
     from orchestrator.releases import PushResult
 
 __all__ = ["register"]
 
-_AT_ONCE = 8
-"""Hosts that are pushed to at the same time."""
+_DEADLINE_S = 1800.0
+"""What one host may take: the limits of its steps (look, install with self-check) come before it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,27 +42,15 @@ def register(app: typer.Typer) -> None:
     app.command("rollback")(rollback)
 
 
-def _complete_hosts(incomplete: str) -> list[str]:
-    from orchestrator.errors import OrchError
-
-    try:
-        return [name for name in open_inventory(None).hosts if name.startswith(incomplete)]
-    except OrchError:
-        return []  # completion has nobody to tell; the command itself will
-
-
-HostsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="HOST", help="Hosts of the inventory.", autocompletion=_complete_hosts),
-]
-
-
 def push(
     hosts: HostsArgument = None,
     role: Annotated[
         Literal["training", "inference"] | None, typer.Option("--role", help="All hosts of a role.")
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="All hosts of the inventory.")] = False,
+    failed: Failed = False,
+    limit: Limit = None,
+    at_once: AtOnce = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look, check, and list; write nothing.")] = False,
     payload: Annotated[
         Path | None,
@@ -68,16 +68,22 @@ def push(
     from orchestrator.payload import load_tree
 
     book = open_inventory(inventory)
-    entries = _chosen(book, hosts or [], role, everywhere)
+    entries = _chosen(book, hosts or [], role, everywhere, failed)
+    if not entries:
+        talk("no host failed at the last push", quiet=quiet or as_json)
+    entries = [book.host(name) for name in limited(book, [entry.name for entry in entries], limit)]
     tree = load_tree(payload)
-    outcomes = _push_all(book, entries, tree, dry_run, as_json, quiet)
+    outcomes = _push_all(book, entries, tree, dry_run, as_json, quiet, at_once)
     if as_json:
         emit_json(_document(tree, entries, outcomes, dry_run))
-    _end(outcomes, as_json)
+    codes = {name: getattr(outcome, "exit_code", 0) for name, outcome in outcomes.items()}
+    say_summary("push", [name for name, code in codes.items() if code], len(codes), quiet=as_json)
+    if code := exit_code(codes):
+        sys.exit(code)
 
 
 def rollback(
-    host: Annotated[str, typer.Argument(metavar="HOST", autocompletion=_complete_hosts)],
+    host: Annotated[str, typer.Argument(metavar="HOST", autocompletion=complete_hosts)],
     release: Annotated[
         str | None,
         typer.Argument(metavar="RELEASE", help="The start of its hash; default: the one before."),
@@ -107,15 +113,17 @@ def rollback(
 # --------------------------------------------------------------------------- many hosts
 
 
-def _chosen(book: Inventory, names: list[str], role: Any, everywhere: bool) -> list[HostEntry]:
+def _chosen(book: Inventory, names: list[str], role: Any, everywhere: bool, failed: bool) -> list[HostEntry]:
     from orchestrator.errors import UsageError
 
-    if bool(names) + bool(role) + everywhere != 1:
+    if bool(names) + bool(role) + everywhere + failed != 1:
         known = ", ".join(book.hosts) or "none"
         raise UsageError(
-            "push needs hosts: names, or --role, or --all, and one of these only",
+            "push needs hosts: names, or --role, or --all, or --failed, and one of these only",
             f"for example `orch push {next(iter(book.hosts), 'HOST')}`; hosts: {known}",
         )
+    if failed:
+        return [book.host(name) for name in failed_before(book, "push")]
     if names:
         return [book.host(name) for name in dict.fromkeys(names)]
     chosen = book.hosts_with_role(role) if role else list(book.hosts.values())
@@ -127,51 +135,43 @@ def _chosen(book: Inventory, names: list[str], role: Any, everywhere: bool) -> l
     return chosen
 
 
-def _push_one(
-    book: Inventory, entry: HostEntry, tree: Tree, dry_run: bool, opened: list[Any], steps: HostSteps
-) -> PushResult:
-    from orchestrator import releases
-    from orchestrator.hosts import open_host, resolve_entry
-
-    connection = open_host(book, entry.name)
-    opened.append(connection)
-    try:
-        about = resolve_entry(book, entry.name)
-        report = functools.partial(steps.say, entry.name)
-        return releases.push(about, connection, tree, dry_run=dry_run, report=report)
-    finally:
-        connection.close()
-
-
 def _push_all(
-    book: Inventory, entries: list[HostEntry], tree: Tree, dry_run: bool, as_json: bool, quiet: bool
+    book: Inventory,
+    entries: list[HostEntry],
+    tree: Tree,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    at_once: int,
 ) -> dict[str, PushResult | OrchError]:
-    from concurrent.futures import ThreadPoolExecutor, as_completed
-
+    from orchestrator import releases
     from orchestrator.cli.progress import HostSteps
     from orchestrator.errors import OrchError
+    from orchestrator.hosts import SharedGateways, open_host, resolve_entry
+    from orchestrator.hosts.fanout import fan_out
 
     outcomes: dict[str, PushResult | OrchError] = {}
-    opened: list[Any] = []
-    width = max(len(entry.name) for entry in entries)
+    names = [entry.name for entry in entries]
+    width = max(map(len, names), default=0)
     talk(f"payload {tree.hash[:12]}, {len(tree.files)} files", quiet=quiet or as_json)
     steps = HostSteps(quiet=quiet or as_json)
-    pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(entries)))
+
+    def work(name: str, host: Host) -> PushResult:
+        report = functools.partial(steps.say, name)
+        return releases.push(resolve_entry(book, name), host, tree, dry_run=dry_run, report=report)
+
+    gateways = SharedGateways()
+    opened = functools.partial(open_host, book, gateways=gateways)
+    verdicts = fan_out(names, opened, work, deadline_s=_DEADLINE_S, at_once=at_once)
     try:
-        waiting = {
-            pool.submit(_push_one, book, entry, tree, dry_run, opened, steps): entry.name for entry in entries
-        }
-        for future in as_completed(waiting):
-            name = waiting[future]
-            try:
-                outcomes[name] = future.result()
-            except OrchError as error:
-                outcomes[name] = error
-            steps.show(name, functools.partial(_show, name, outcomes[name], width, as_json))
+        for verdict in verdicts:
+            outcome = verdict.error or verdict.result
+            if outcome is not None:  # a verdict has one of the two
+                outcomes[verdict.host] = outcome
+                show = functools.partial(_show, verdict.host, outcome, width, as_json)
+                steps.show(verdict.host, show)
     except KeyboardInterrupt:
-        for connection in opened:  # a closed connection ends the thread that waits on it
-            connection.close()
-        if open_ends := [entry.name for entry in entries if entry.name not in outcomes and not dry_run]:
+        if open_ends := [name for name in names if name not in outcomes and not dry_run]:
             talk(
                 f"\nnot known of {', '.join(open_ends)}: `current` there is the release from before or the new one, "
                 f"whole in either case\n  next: `orch push {' '.join(open_ends)}` settles it"
@@ -179,7 +179,10 @@ def _push_all(
         raise
     finally:
         steps.close()
-        pool.shutdown(wait=False, cancel_futures=True)
+        gateways.close()
+        if not dry_run:
+            undone = [name for name in names if isinstance(outcomes.get(name), (OrchError, type(None)))]
+            note_failed(book, "push", undone, tried=names)
     return outcomes
 
 
@@ -254,15 +257,3 @@ def _document(
         "dry_run": dry_run,
         "hosts": rows,
     }
-
-
-def _end(outcomes: dict[str, PushResult | OrchError], as_json: bool) -> None:
-    from orchestrator.errors import OrchError, PartlyDoneError
-
-    codes = {o.exit_code for o in outcomes.values() if isinstance(o, OrchError)}
-    failed = sum(isinstance(o, OrchError) for o in outcomes.values())
-    if not failed:
-        return
-    if failed < len(outcomes) and not as_json:
-        talk(f"{failed} of {len(outcomes)} hosts failed")
-    sys.exit(codes.pop() if failed == len(outcomes) and len(codes) == 1 else PartlyDoneError.exit_code)

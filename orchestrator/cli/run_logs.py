@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
     from orchestrator.runs.attached import AttachedRun
 
-__all__ = ["RunArgument", "logs", "opened_run"]
+__all__ = ["RecordedRunArgument", "RunArgument", "logs", "opened_run"]
 
 LOG_SCHEMA = "orch/log/1"
 
 RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's id, the start of it, its label, last, or HOST:ID.", metavar="RUN", show_default=False
+    ),
+]
+RecordedRunArgument = Annotated[
     str,
     typer.Argument(
         help="A run's id, the start of it, its label, or: last.", metavar="RUN", show_default=False
@@ -54,29 +60,32 @@ def logs(
 
     if as_json and follow:
         raise UsageError("--json and --follow do not go together", "leave one of them out")
-    run = RunStore(open_inventory(inventory).folder).resolve(name)
+    # HOST:ID is looked up on the host; of what is on the record here the host need not be asked.
+    run = None if ":" in name else RunStore(open_inventory(inventory).folder).resolve(name)
     out: LogOut = _Collected() if as_json else _LogWriter()
-    pulled = run.pulled()
-    if pulled and pulled.complete and "worker.log" in pulled.files:
+    pulled = run.pulled() if run else None
+    if run and pulled and pulled.complete and "worker.log" in pulled.files:
         out.write((run.path / "worker.log").read_bytes())
+        job_id = run.job_id
     else:
-        _fetch_log(inventory, run.job_id, out, follow=follow)
+        job_id = _fetch_log(inventory, run.job_id if run else name, out, follow=follow)
     if isinstance(out, _Collected):
         text = out.data.decode("utf-8", "replace")
-        emit_json({"schema": LOG_SCHEMA, "run": run.job_id, "log": text, "bytes": out.size})
+        emit_json({"schema": LOG_SCHEMA, "run": job_id, "log": text, "bytes": out.size})
     elif not out.size:
-        talk(f"the worker printed nothing; `orch runs show {run.job_id}` says how the job stands")
+        talk(f"the worker printed nothing; `orch runs show {job_id}` says how the job stands")
 
 
-def _fetch_log(inventory: Path | None, job_id: str, out: LogOut, *, follow: bool) -> None:
+def _fetch_log(inventory: Path | None, name: str, out: LogOut, *, follow: bool) -> str:
     from orchestrator.cli.watching import say_how_to_come_back
 
-    with opened_run(inventory, job_id) as attached:
+    with opened_run(inventory, name) as attached:
         try:
             _copy_log(attached, out, follow)
         except KeyboardInterrupt as stop:
             say_how_to_come_back(attached)
             raise typer.Exit(stop_code(stop)) from None
+        return attached.run.job_id
 
 
 class LogOut(Protocol):

@@ -1,27 +1,26 @@
-"""`orch runs`: the local record of runs, and coming back to one: show, logs, attach, cancel, pull, resume, rm."""
+"""`orch runs`: the local record of runs, and coming back to one: show, logs, attach, cancel, pull, resume, rm, prune."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, emit_json, open_inventory, talk
 from orchestrator.cli.ending import stop_code
-from orchestrator.cli.run_logs import RunArgument, logs, opened_run
+from orchestrator.cli.prune import prune
+from orchestrator.cli.run_list import ls
+from orchestrator.cli.run_logs import RecordedRunArgument, RunArgument, logs, opened_run
+from orchestrator.cli.run_records import RUN_SCHEMA, describe, emit_run
 
 if TYPE_CHECKING:
-    from orchestrator.runs import Pulled, Run
     from orchestrator.runs.attached import AttachedRun
     from remote_payload.protocol import State
 
 __all__ = ["register"]
 
-LIST_SCHEMA = "orch/runs/1"
-RUN_SCHEMA = "orch/run/1"
 EVAL_SCHEMA = "orch/eval/1"
-_WIDTH = 100
 
 
 def register(app: typer.Typer) -> None:
@@ -36,112 +35,13 @@ def register(app: typer.Typer) -> None:
         ("pull", pull, "Bring results home and verify them."),
         ("resume", resume, "Go on with a job that ended early."),
         ("rm", rm, "Remove a run from the record here."),
+        ("prune", prune, "Free the disks: remove what is safely home."),
     ):
         group.command(name, short_help=short)(command)
     app.add_typer(group, name="runs")
 
 
-def _describe(run: Run, fault: str | None = None) -> dict[str, Any]:
-    """Returns a run as the JSON documents show it."""
-    seen, pulled = run.seen(), run.pulled()
-    return {
-        "run": run.job_id,
-        "label": run.job.label,
-        "host": run.where.host,
-        "state": "unreachable" if fault else run.status(),
-        "last_known_state": run.status(),
-        "fault": fault or "",
-        "reason": seen.reason if seen else "",
-        "created": run.job.created,
-        "suite": run.job.suite,
-        "target": run.job.target.name,
-        "shapes": run.job.shapes,
-        "drafters": [drafter.label for drafter in run.job.drafters],
-        "payload_hash": run.job.payload_hash,
-        "folder": str(run.path),
-        "pulled": None if pulled is None else ("complete" if pulled.complete else "incomplete"),
-        "results": _results(pulled),
-        "problems": pulled.problems if pulled else [],
-    }
-
-
-def _results(pulled: Pulled | None) -> str | None:
-    """complete, incomplete, or none: everything there was is here, and no row was among it."""
-    if pulled is None:
-        return None
-    if not pulled.complete:
-        return "incomplete"
-    return "complete" if "rows.jsonl" in pulled.files else "none"
-
-
-def _emit_run(run: Run, **more: Any) -> None:
-    emit_json({"schema": RUN_SCHEMA, **_describe(run), **more})
-
-
-def ls(
-    offline: Annotated[bool, typer.Option("--offline", help="From the record alone: ask no host.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    inventory: InventoryOption = None,
-) -> None:
-    """List runs, oldest first; ask the hosts of those that have not ended."""
-    from orchestrator.evaluation import Links
-    from orchestrator.runs import RunStore
-    from orchestrator.runs.refresh import refresh
-    from orchestrator.text import printable
-
-    found = open_inventory(inventory)
-    runs, broken = RunStore(found.folder).all()
-    broken += [text for run in runs for text in run.damage()]
-    faults: dict[str, str] = {}
-    if not offline:
-        with Links(found) as links:
-            faults = refresh(runs, links.open, links.entry)
-    for text in [*broken, *dict.fromkeys(faults.values())]:
-        talk(f"warning: {printable(text)}", quiet=quiet)
-    described = [_describe(run, faults.get(run.job_id)) for run in runs]
-    if as_json:
-        emit_json({"schema": LIST_SCHEMA, "runs": described, "broken": broken})
-    elif described:
-        _print_table(described)
-    else:
-        talk("no runs yet; start one: orch eval --ckpt REF", quiet=quiet)
-
-
-def _print_table(described: list[dict[str, Any]]) -> None:
-    from orchestrator.text import human_seconds
-
-    rows = [["run", "state", "results", "host", "suite", "age", "drafters"]]
-    for run in described:
-        age = human_seconds(max(0.0, time.time() - run["created"]))
-        rows.append([run["run"], run["state"], run["results"] or "-", run["host"], run["suite"], age, ""])
-    room = _WIDTH - sum(max(len(row[column]) for row in rows) + 2 for column in range(6))
-    for row, run in zip(rows[1:], described, strict=True):
-        row[6] = _some(run["drafters"], max(room, 16))
-    _print_columns(rows)
-
-
-def _some(names: list[str], room: int) -> str:
-    """As many whole names as there is room for, the first at least, and how many more there are."""
-    for count in range(len(names), 0, -1):
-        more = f" +{len(names) - count}" if count < len(names) else ""
-        text = ", ".join(names[:count]) + more
-        if len(text) <= room or count == 1:
-            return text
-    return ""
-
-
-def _print_columns(rows: list[list[str]]) -> None:
-    """Prints rows of cells under each other, whole: the same on a terminal and in a pipe."""
-    from orchestrator.text import printable
-
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
-    for row in shown:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
+def show(name: RecordedRunArgument, as_json: JsonOption = False, inventory: InventoryOption = None) -> None:
     """Show what the record says of a run, and its figures if they were pulled."""
     from orchestrator.cli.watching import print_figures
     from orchestrator.evaluation.outcome import read_outcome
@@ -153,12 +53,12 @@ def show(name: RunArgument, as_json: JsonOption = False, inventory: InventoryOpt
         talk(f"warning: {printable(text)}")
     outcome = read_outcome(run)
     if as_json:
-        _emit_run(
+        emit_run(
             run, results=list(outcome.drafters), rejected=list(outcome.rejected), notes=list(outcome.notes)
         )
         return
     created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run.job.created))
-    described = {**_describe(run), "created": created, "reason": "" if outcome.rejected else outcome.reason}
+    described = {**describe(run), "created": created, "reason": "" if outcome.rejected else outcome.reason}
     for key, value in described.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         if shown not in (None, ""):
@@ -206,15 +106,19 @@ def cancel(
     inventory: InventoryOption = None,
 ) -> None:
     """End a run's job and prove that no process of it is left."""
+    from orchestrator.text import printable
+
     with opened_run(inventory, name) as attached:
         done = attached.cancel(grace)
         run = attached.run
     if as_json:
-        _emit_run(run, was=done.was)
+        emit_run(run, was=done.was, still=list(done.still))
     elif done.was == done.state.state:
         typer.echo(f"{run.job_id} had ended before: {done.state.state}; no process of it is left")
     else:
         typer.echo(f"{run.job_id} was {done.was}, is {done.state.state}; no process of it is left")
+        for text in done.still:
+            talk(f"note: {printable(text)}", quiet=quiet)
         talk(_what_is_left(run.job_id, done.state), quiet=quiet)
 
 
@@ -239,7 +143,7 @@ def pull(
 
     digest.make(run.path)
     if as_json:
-        _emit_run(run, files=pulled.files)
+        emit_run(run, files=pulled.files)
         return
     size = sum(entry["size"] for entry in pulled.files.values())
     from orchestrator.text import human_bytes
@@ -263,13 +167,13 @@ def resume(
         if not detach:
             _follow_to_end(attached, as_json=as_json, quiet=quiet)
         elif as_json:
-            _emit_run(attached.run)
+            emit_run(attached.run)
         else:
             typer.echo(f"{attached.run.job_id} is {state.state} on {attached.run.where.host}")
 
 
 def rm(
-    name: RunArgument,
+    name: RecordedRunArgument,
     force: Annotated[
         bool, typer.Option("--force", help="Also if the job has not ended, by the record.")
     ] = False,
@@ -291,7 +195,7 @@ def rm(
             f"run {run.job_id} is {run.status()} by the record{still}: without it you cannot come back to the job",
             f"end it first: `orch runs cancel {run.job_id}`, or pass --force",
         )
-    about = {"schema": RUN_SCHEMA, **_describe(run), "removed": True}
+    about = {"schema": RUN_SCHEMA, **describe(run), "removed": True}
     store.remove(run)
     if as_json:
         emit_json(about)

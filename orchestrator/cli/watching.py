@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.runs.follow import Unreachable
     from remote_payload.protocol import Event
 
-__all__ = ["print_figures", "say_how_to_come_back", "show_outcome", "watch"]
+__all__ = ["print_figures", "print_notes", "say_how_to_come_back", "show_outcome", "watch"]
 
 _PHASES = {
     "load_target": "loading the target",
@@ -34,6 +34,9 @@ _PHASES = {
     "sweep": "trying other conventions",
 }
 
+_SILENT_S = 60.0
+"""A supervisor writes its heartbeat every few seconds; so long a silence is worth a word."""
+
 
 class _Narrator:
     """Turns looks at a job into what is shown."""
@@ -42,7 +45,7 @@ class _Narrator:
         self._view, self._drafters = view, drafters
         self._seen: dict[str, int] = {}
         self._state = ""
-        self._away = False
+        self._away = self._silent = False
 
     def look(self, seen: Observation) -> None:
         if self._away:
@@ -60,14 +63,28 @@ class _Narrator:
         for event in seen.events[-1:]:
             self._event(event)
 
+    def _heartbeat(self, seen: Observation) -> None:
+        """Says once that a supervisor gives no sign of life, by its host's clock; the job is not judged by that."""
+        state = seen.state
+        silent = seen.now - state.heartbeat if state and seen.verdict in ("queued", "running") else 0.0
+        if silent < _SILENT_S:
+            self._silent = False
+        elif not self._silent:
+            self._silent = True
+            self._view.note(
+                f"the job's supervisor on {seen.handle.host} lives but has given no sign for {human_seconds(silent)}; "
+                "it may be stopped, or its disk may hang"
+            )
+
     def _where_it_stands(self, seen: Observation) -> None:
         state = seen.state
+        self._heartbeat(seen)
         if state is not None and state.state == "running" and not seen.events and self._state != "starting":
             self._state = "starting"
             self._view.note(f"starting the worker on {seen.handle.host}")
         if state is None or state.state != "queued" or not state.queue_position:
             return
-        text = f"queued on {seen.handle.host}: {state.queue_position} before it"
+        text = f"queued on {seen.handle.host}: {printable(state.reason) or f'place {state.queue_position} in line'}"
         if text != self._state:
             self._state = text
             self._view.note(text)
@@ -151,7 +168,7 @@ def show_outcome(outcome: Outcome, *, schema: str, as_json: bool, quiet: bool) -
         emit_json(document)
     else:
         print_figures(outcome)
-        _print_notes(outcome)
+        print_notes(outcome)
     if error is not None:
         fail_after_results(error)
     talk(f"results: {outcome.folder}\nnext: orch compare {outcome.run_id}", quiet=quiet)
@@ -196,7 +213,7 @@ def print_figures(outcome: Outcome) -> None:
     stdout_console().print(table)
 
 
-def _print_notes(outcome: Outcome) -> None:
+def print_notes(outcome: Outcome) -> None:
     """Prints what a reader of the figures has to know."""
     for note in outcome.notes:
         for line in textwrap.wrap(printable(note), 100, initial_indent="- ", subsequent_indent="  "):

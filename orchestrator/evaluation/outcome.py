@@ -122,7 +122,7 @@ class Outcome:
         return f"`orch runs logs {self.run_id}` shows what it printed"
 
 
-_FULL = ("the disk is full", "the quota is used up", "a disk is full")
+_FULL = ("the disk is full", "the quota is used up", "a disk is full", "the disk was full")
 """How the supervisor begins the reason of a job that found no room."""
 
 _ENDS = {

@@ -69,6 +69,7 @@ class EvalOptions:
     samples: int | None = None
     save_outputs: bool = False
     timeout_s: float | None = None
+    stall_s: float = 3600.0
     tail: str = "full"
     engine: str = "replay"
     payload: Path | None = None
@@ -241,6 +242,7 @@ def build_job(chosen: Plan, payload_hash: str, drafters: Sequence[DrafterSpec]) 
         batch_tokens=_given(options.batch_tokens, Job.batch_tokens),
         threads=threads,
         timeout_s=options.timeout_s,
+        stall_s=options.stall_s or None,
         label=options.label,
         created=time.time(),
     )

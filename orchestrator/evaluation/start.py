@@ -17,6 +17,8 @@ from orchestrator.errors import CheckpointRejectedError, UsageError
 from orchestrator.evaluation.payload import ready_payload
 from orchestrator.evaluation.plan import PROMPTS, Plan, build_job
 from orchestrator.hosts import open_host, resolve_entry
+from orchestrator.launch import ProcessLauncher
+from orchestrator.runs.adopt import adopt
 from orchestrator.runs.attached import AttachedRun
 from orchestrator.runs.store import RunStore, Where
 from orchestrator.text import human_bytes
@@ -56,6 +58,10 @@ class Links:
             self._stack.callback(host.close)
             self._hosts[name] = host
         return self._hosts[name]
+
+    def adopt(self, name: str, host: Host) -> None:
+        """Takes a host that whoever opened it will close."""
+        self._hosts[name] = host
 
     def entry(self, name: str) -> HostEntry:
         """Returns a host's entry as it is in effect."""
@@ -236,6 +242,10 @@ def dry_run(chosen: Plan, links: Links, report: Report) -> dict[str, Any]:
 
 
 def attach(store: RunStore, links: Links, name: str) -> AttachedRun:
-    """Finds a run of the record and opens its host."""
-    run = store.resolve(name)
+    """Finds a run and opens its host: one of the record, or HOST:JOB, a job that another machine started there."""
+    host, colon, job = name.partition(":")
+    if colon and host in links.inventory.hosts:
+        run = adopt(store, ProcessLauncher(links.open(host), links.entry(host)), job)
+    else:
+        run = store.resolve(name)
     return AttachedRun(run, links.open(run.where.host), links.entry(run.where.host))

@@ -6,6 +6,16 @@
 from __future__ import annotations
 
 from orchestrator.hosts.base import Completed, Host, command_line
-from orchestrator.hosts.connect import Offer, Trusted, open_host, resolve_entry, trust
+from orchestrator.hosts.connect import Offer, SharedGateways, Trusted, open_host, resolve_entry, trust
 
-__all__ = ["Completed", "Host", "Offer", "Trusted", "command_line", "open_host", "resolve_entry", "trust"]
+__all__ = [
+    "Completed",
+    "Host",
+    "Offer",
+    "SharedGateways",
+    "Trusted",
+    "command_line",
+    "open_host",
+    "resolve_entry",
+    "trust",
+]

@@ -24,6 +24,7 @@ __all__ = ["BrokenLinkError", "DeadlineError", "Exec"]
 _PIECE = 64 * 1024
 _PACKET = 32 * 1024
 _TICK = 1.0  # how often a blocked read or write looks up; it delays nothing that arrives
+_BUSY_S = 0.2  # how long to wait before a host that takes no further program is asked again
 _GRACE = 2.0  # how long after the deadline the guard waits before it closes the whole session
 _ERROR_TAIL = 64 * 1024
 
@@ -83,15 +84,26 @@ class Exec:
             self._start(line)
 
     def _open(self, timeout: float) -> Channel:
+        """Opens a channel; where the host takes no further one (MaxSessions), as soon as another has ended."""
         from paramiko.ssh_exception import SSHException
 
-        try:
-            return self._transport.open_session(timeout=min(timeout, self._transport.channel_timeout))
-        except (SSHException, OSError, EOFError) as error:
-            self._check_deadline()
-            if self._transport.is_active() and "Timeout" in str(error):
-                self._transport.close()  # a session that does not open a channel in time is dead
-            raise BrokenLinkError(f"no channel could be opened ({error or type(error).__name__})") from error
+        while True:
+            try:
+                return self._transport.open_session(timeout=min(timeout, self._transport.channel_timeout))
+            except (SSHException, OSError, EOFError) as error:
+                self._check_deadline()
+                why = f"no channel could be opened ({error or type(error).__name__})"
+                if not self._transport.is_active():
+                    raise BrokenLinkError(why) from error
+                if "Timeout" in str(error):
+                    self._transport.close()  # a session that does not open a channel in time is dead
+                    raise BrokenLinkError(why) from error
+                # Refused. paramiko tells only one of several threads the reason.
+                if time.monotonic() + _BUSY_S >= self._deadline:
+                    raise BrokenLinkError(
+                        f"the host takes no further program on this session ({error})"
+                    ) from error
+                time.sleep(_BUSY_S)
 
     def _start(self, line: str) -> None:
         from paramiko.ssh_exception import SSHException

@@ -1,30 +1,31 @@
 """Does a host answer, and can it run our programs? One connection and one exec request a host.
 
-What always holds: hosts are asked at the same time, and one that does not answer costs the others nothing;
-every fault comes back as a Finding with its remedy, none is raised.
+What always holds: hosts are asked at the same time (`fanout`), and one that does not answer costs the others
+nothing; every fault comes back as a Finding with its remedy, none is raised.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import HostFailedError, LinkError, OrchError
-from orchestrator.hosts.connect import open_host, resolve_entry
+from orchestrator.errors import HostFailedError, LinkError
+from orchestrator.hosts.base import Named
+from orchestrator.hosts.connect import SharedGateways, open_host, resolve_entry
+from orchestrator.hosts.fanout import AT_ONCE, fan_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from orchestrator.hosts.base import Completed
+    from orchestrator.hosts.base import Completed, Host
     from orchestrator.inventory import HostEntry, Inventory
 
 __all__ = ["Finding", "check_hosts"]
 
-_PARALLEL = 16
+_PROBE_S = 30.0
 
 # Runs on the host with whatever Python is there: Python 2 too, so that it can be named.
 _PROBE = """
@@ -52,39 +53,43 @@ class Finding:
     error: str = ""
     hint: str = ""
     unreachable: bool = False
+    exit_code: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record for `--json`."""
         return asdict(self)
 
 
-def check_hosts(inventory: Inventory, names: Sequence[str]) -> list[Finding]:
-    """Looks at hosts, at the same time; the order is that of `names`.
+def check_hosts(inventory: Inventory, names: Sequence[str], *, at_once: int = AT_ONCE) -> Iterator[Finding]:
+    """Looks at hosts, at the same time, and yields what was found as it comes.
 
     Raises:
         ConfigError: a name is not in the inventory.
     """
     for name in names:
         inventory.host(name)
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        return list(pool.map(lambda name: _check(inventory, name), names))
 
-
-def _check(inventory: Inventory, name: str) -> Finding:
-    started = time.monotonic()
-    try:
+    def look(name: str, host: Host) -> Finding:
         entry = resolve_entry(inventory, name)
-        with closing(open_host(inventory, name)) as host:
-            done = host.run([entry.python, "-c", _PROBE, entry.workdir], timeout=30)
-        return _read(entry, done, started)
-    except OrchError as error:
-        return Finding(
-            name,
-            time.monotonic() - started,
-            error=error.message,
-            hint=error.hint,
-            unreachable=isinstance(error, LinkError),
-        )
+        started = time.monotonic()
+        probe = Named([entry.python, "-c", _PROBE, entry.workdir], "hosts check")
+        return _read(entry, host.run(probe, timeout=_PROBE_S), started)
+
+    with SharedGateways() as gateways:
+        opened = functools.partial(open_host, inventory, gateways=gateways)
+        for verdict in fan_out(names, opened, look, deadline_s=2 * _PROBE_S, at_once=at_once):
+            error = verdict.error
+            if verdict.result is not None:
+                yield replace(verdict.result, seconds=verdict.seconds)
+            elif error is not None:
+                yield Finding(
+                    verdict.host,
+                    verdict.seconds,
+                    error=error.message,
+                    hint=error.hint,
+                    unreachable=isinstance(error, LinkError),
+                    exit_code=error.exit_code,
+                )
 
 
 def _read(entry: HostEntry, done: Completed, started: float) -> Finding:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import resolve_endpoint, resolve_entry
-from orchestrator.hosts.known_hosts import KnownHosts, record_key
-from orchestrator.hosts.ssh import SshHost
-from orchestrator.hosts.verify import refuse_changed_key, trust_command
+from orchestrator.hosts.known_hosts import record_key
+from orchestrator.hosts.openssh import OpensshHost
+from orchestrator.hosts.ssh import SharedGateways, SshHost
+from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.hosts.known_hosts import HostKey
     from orchestrator.inventory import Inventory
 
-__all__ = ["Offer", "Trusted", "open_host", "resolve_entry", "trust"]
+__all__ = ["Offer", "SharedGateways", "Trusted", "open_host", "resolve_entry", "trust"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,21 @@ class Trusted:
     recorded: bool
 
 
-def open_host(inventory: Inventory, name: str) -> SshHost:
-    """Returns a host of the inventory, not yet connected.
+def open_host(
+    inventory: Inventory, name: str, gateways: SharedGateways | None = None
+) -> SshHost | OpensshHost:
+    """Returns a host of the inventory, not yet connected, over the transport that its entry names.
+
+    With `gateways` it shares its gateways' sessions with other hosts, and does not close them.
 
     Raises:
         ConfigError: there is no such host.
         LinkError: it is a sandbox host and the sandbox is down.
     """
-    return SshHost(resolve_endpoint(inventory, name))
+    endpoint = resolve_endpoint(inventory, name)
+    return (
+        OpensshHost(endpoint) if inventory.host(name).transport == "openssh" else SshHost(endpoint, gateways)
+    )
 
 
 def trust(inventory: Inventory, name: str, confirm: Callable[[Offer], bool]) -> list[Trusted]:
@@ -77,7 +85,7 @@ def _trust_hop(hop: Endpoint, confirm: Callable[[Offer], bool]) -> Trusted:
         key = host.fetch_host_key()
     finally:
         host.close()
-    verdict = KnownHosts(hop.known_hosts).judge(hop.known_as, key)
+    verdict = judge(hop, key)
     file = hop.known_hosts[0]
     if verdict.state == "known":
         return Trusted(hop.name, hop.where, key, verdict.entries[0].file, recorded=False)
@@ -90,4 +98,10 @@ def _trust_hop(hop: Endpoint, confirm: Callable[[Offer], bool]) -> Trusted:
             host=hop.name,
             stage="host key",
         )
-    return Trusted(hop.name, hop.where, key, file, recorded=record_key(file, hop.known_as, key))
+    return Trusted(
+        hop.name,
+        hop.where,
+        key,
+        file,
+        recorded=record_key(file, hop.known_as, key, hashed=hop.hash_known_hosts),
+    )

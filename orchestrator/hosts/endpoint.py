@@ -1,8 +1,8 @@
 """Where a host really is: the inventory's entry, the sandbox's state and ssh's own configuration made one.
 
 What always holds: an Endpoint is complete, connecting needs no other configuration. What the inventory says
-wins over ~/.ssh/config; every hop on the way is an Endpoint of its own, with its own known_hosts files.
-`resolve_alias` is the only place that reads ssh's configuration.
+wins over ssh's configuration (`sshconfig`); every hop on the way is an Endpoint of its own, with its own
+known_hosts files.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
 from orchestrator.hosts.known_hosts import host_pattern
-from orchestrator.hosts.libraries import load_paramiko
 from orchestrator.hosts.sandbox_state import sandbox_host
+from orchestrator.hosts.sshconfig import DEFAULT_IDENTITIES, resolve_alias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from orchestrator.hosts.sshconfig import Alias
     from orchestrator.inventory import HostEntry, Inventory
 
-__all__ = ["Alias", "Endpoint", "resolve_alias", "resolve_endpoint", "resolve_entry"]
+__all__ = ["Endpoint", "resolve_endpoint", "resolve_entry"]
 
-_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+_MOST_HOPS = 8
 _SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 
@@ -32,8 +31,10 @@ class Endpoint:
     """One hop: address, identity, and whom to believe.
 
     `name` is the host's name in the inventory (for a ProxyJump hop, its address); `trust_name` is the name
-    for `orch hosts trust`. `known_hosts[0]` is the file that new keys are recorded in. With `only_identity`
-    neither the agent nor ssh's default keys are tried.
+    for `orch hosts trust`. `known_hosts[0]` is the file that new keys are recorded in (hashed, if so asked for).
+    Keys to log in with: the files that were named (`identity_files`), the agent's, and ssh's usual files; with
+    `identities_only` of the agent's only those that have such a file, with `only_identity` only those files.
+    `alias` is what a person types after `ssh`; None if ssh's configuration says nothing about this hop.
     """
 
     name: str
@@ -49,6 +50,13 @@ class Endpoint:
     connect_timeout: float
     only_identity: bool = False
     sandbox: bool = False
+    usual_identities: tuple[Path, ...] = ()
+    certificate_files: tuple[Path, ...] = ()
+    identities_only: bool = False
+    identity_agent: str | None = None
+    hash_known_hosts: bool = False
+    alias: str | None = None
+    control_path: str | None = None
 
     @property
     def where(self) -> str:
@@ -59,20 +67,6 @@ class Endpoint:
     def hops(self) -> list[Endpoint]:
         """Returns the way to the host, outermost hop first, the host itself last."""
         return [*(self.gateway.hops() if self.gateway else []), self]
-
-
-@dataclass(frozen=True)
-class Alias:
-    """What ssh's configuration says about an address; empty where it says nothing."""
-
-    hostname: str
-    port: int | None = None
-    user: str | None = None
-    identity_files: tuple[str, ...] = ()
-    known_hosts: tuple[str, ...] = ()
-    host_key_alias: str | None = None
-    proxy_jump: tuple[str, ...] = ()
-    proxy_command: str | None = None
 
 
 def resolve_entry(inventory: Inventory, name: str) -> HostEntry:
@@ -94,26 +88,58 @@ def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:
     """
     entry = inventory.host(name)
     gateway = resolve_endpoint(inventory, entry.gateway) if entry.gateway else None
+    if (
+        entry.gateway
+        and entry.transport != "openssh"
+        and inventory.host(entry.gateway).transport == "openssh"
+    ):
+        raise ConfigError(
+            f"{inventory.path}: hosts.{name}: its gateway {entry.gateway} has `transport: openssh`",
+            f"give hosts.{name} `transport: openssh` too: only the ssh program can use the session that it shares",
+        )
     if entry.sandbox is not None:
         return _sandbox_endpoint(inventory, entry, gateway)
-    alias = resolve_alias(entry.address or entry.name)
+    typed = entry.address or entry.name
+    alias = resolve_alias(typed, entry.user, entry.port)
     if gateway is None and alias.proxy_jump:
-        gateway = _jump_hops(alias.proxy_jump, entry)
-    port = entry.port or alias.port or 22
-    identity = _own_identity(inventory, entry) or _existing(alias.identity_files)
-    recorded = (entry.known_hosts,) if entry.known_hosts else alias.known_hosts
+        gateway = _jump_hops(alias.proxy_jump, entry, (typed,))
+    recorded = (inventory.resolve(entry.known_hosts),) if entry.known_hosts else ()
+    identity = _own_identity(inventory, entry)
+    return _aliased_endpoint(alias, typed, entry, entry.name, gateway, identity, recorded)
+
+
+def _aliased_endpoint(
+    alias: Alias,
+    typed: str,
+    entry: HostEntry,
+    name: str,
+    gateway: Endpoint | None,
+    identity: tuple[Path, ...] = (),
+    recorded: tuple[Path, ...] = (),
+) -> Endpoint:
+    """Returns the hop that an alias stands for; `identity` and `recorded` are what the inventory says."""
+    port = alias.port or 22
+    usual = {Path(text).expanduser() for text in DEFAULT_IDENTITIES}
+    files = [path for path in alias.identity_files if path.is_file()]  # ssh too passes over the others
     return Endpoint(
-        name=entry.name,
+        name=name,
         trust_name=entry.name,
         address=alias.hostname,
         port=port,
-        user=entry.user or alias.user,
-        identity_files=identity,
-        known_hosts=tuple(inventory.resolve(path) for path in recorded) or _usual_known_hosts(),
+        user=alias.user,
+        identity_files=identity or tuple(path for path in files if path not in usual),
+        known_hosts=recorded or _places(alias.known_hosts),
         known_as=alias.host_key_alias or host_pattern(alias.hostname, port),
         gateway=gateway,
         proxy_command=None if gateway else alias.proxy_command,
         connect_timeout=entry.connect_timeout,
+        usual_identities=() if identity else tuple(path for path in files if path in usual),
+        certificate_files=alias.certificate_files,
+        identities_only=alias.identities_only,
+        identity_agent=alias.identity_agent,
+        hash_known_hosts=alias.hash_known_hosts,
+        alias=typed,
+        control_path=alias.control_path,
     )
 
 
@@ -136,27 +162,26 @@ def _sandbox_endpoint(inventory: Inventory, entry: HostEntry, gateway: Endpoint 
     )
 
 
-def _jump_hops(jumps: tuple[str, ...], entry: HostEntry) -> Endpoint:
-    """Returns the last hop of a ProxyJump list, each hop reached through the one before it."""
+def _jump_hops(jumps: tuple[str, ...], entry: HostEntry, way: tuple[str, ...]) -> Endpoint:
+    """Returns the last hop of a ProxyJump list, each hop reached through the one before it.
+
+    The first hop is reached as its own configuration says, so it may have a ProxyJump too. `way` is how we came
+    here, to see a circle.
+    """
     hop: Endpoint | None = None
     for text in jumps:
         user, _, place = text.removeprefix("ssh://").rpartition("@")
         host, port = _split_port(place)
-        alias = resolve_alias(host)
-        number = port or alias.port or 22
-        hop = Endpoint(
-            name=host,
-            trust_name=entry.name,
-            address=alias.hostname,
-            port=number,
-            user=user or alias.user,
-            identity_files=_existing(alias.identity_files),
-            known_hosts=tuple(Path(path).expanduser() for path in alias.known_hosts) or _usual_known_hosts(),
-            known_as=alias.host_key_alias or host_pattern(alias.hostname, number),
-            gateway=hop,
-            proxy_command=alias.proxy_command if hop is None else None,
-            connect_timeout=entry.connect_timeout,
-        )
+        alias = resolve_alias(host, user or None, port)
+        if hop is None and alias.proxy_jump:
+            if host in way or len(way) > _MOST_HOPS:
+                raise ConfigError(
+                    f"{entry.name}: ProxyJump in the ssh configuration leads in a circle: "
+                    f"{' → '.join((*way, host))}",
+                    f"exempt the jump host (`Host * !{host}`, or `ProxyJump none` for it) in ~/.ssh/config",
+                )
+            hop = _jump_hops(alias.proxy_jump, entry, (*way, host))
+        hop = _aliased_endpoint(alias, host, entry, host, hop)
     if hop is None:
         raise ConfigError(
             f"{entry.name}: ProxyJump in the ssh configuration names no host", "correct ~/.ssh/config"
@@ -183,65 +208,7 @@ def _own_identity(inventory: Inventory, entry: HostEntry) -> tuple[Path, ...]:
     return (path,)
 
 
-def _existing(paths: tuple[str, ...]) -> tuple[Path, ...]:
-    """Key files that ssh's configuration names and that are there; ssh too passes over the others."""
-    return tuple(path for path in (Path(text).expanduser() for text in paths) if path.is_file())
-
-
-def _usual_known_hosts() -> tuple[Path, ...]:
-    return Path("~/.ssh/known_hosts").expanduser(), _SYSTEM_KNOWN_HOSTS
-
-
-def resolve_alias(address: str, files: tuple[Path, ...] | None = None) -> Alias:
-    """Returns what the user's and the system's ssh configuration say about an address.
-
-    Raises:
-        ConfigError: a configuration file cannot be read or understood.
-    """
-    load_paramiko()
-    from paramiko.config import SSHConfig
-
-    config = SSHConfig()
-    for path in (Path("~/.ssh/config").expanduser(), _SYSTEM_CONFIG) if files is None else files:
-        try:
-            with path.open(encoding="utf-8") as stream:
-                config.parse(stream)
-        except FileNotFoundError:
-            continue
-        except Exception as error:  # the parser raises whatever its expressions meet
-            raise _bad_ssh_config(address, path, error) from error
-    try:
-        return _alias(config.lookup(address))
-    except Exception as error:  # as above, for tokens and Match blocks
-        raise _bad_ssh_config(address, Path("~/.ssh/config"), error) from error
-
-
-def _bad_ssh_config(address: str, path: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{address}: the ssh configuration {path} cannot be used: {type(error).__name__}: {error}",
-        f"correct it (`ssh -G {address}` shows what OpenSSH makes of it)",
-    )
-
-
-def _alias(options: Mapping[str, object]) -> Alias:
-    def words(key: str) -> tuple[str, ...]:
-        value = options.get(key)
-        items = value if isinstance(value, list) else str(value).split() if value else []
-        return tuple(str(item) for item in items if str(item).lower() != "none")
-
-    def word(key: str) -> str | None:
-        value = options.get(key)
-        return str(value) if value and str(value).lower() != "none" else None
-
-    jumps = tuple(jump.strip() for jump in (word("proxyjump") or "").split(",") if jump.strip())
-    port = word("port")
-    return Alias(
-        hostname=str(options["hostname"]),
-        port=int(port) if port else None,
-        user=word("user"),
-        identity_files=words("identityfile"),
-        known_hosts=words("userknownhostsfile"),
-        host_key_alias=word("hostkeyalias"),
-        proxy_jump=jumps,
-        proxy_command=word("proxycommand"),
-    )
+def _places(known_hosts: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Files with keys on record. /dev/null, with which people switch the check off, is none: we never do."""
+    usual = (Path("~/.ssh/known_hosts").expanduser(), _SYSTEM_KNOWN_HOSTS)
+    return tuple(path for path in known_hosts if str(path) != "/dev/null") or usual

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["HostKey", "KnownHosts", "KnownKey", "Verdict", "host_pattern", "record_key"]
+__all__ = ["HostKey", "KnownHosts", "KnownKey", "Verdict", "host_pattern", "matches_pattern", "record_key"]
 
 _PREFERRED = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """A server's public key: its type and its binary form."""
+    """A server's public key: its type and its binary form, and the certificate that came with it, if any."""
 
     kind: str
     blob: bytes
+    certificate: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -63,11 +64,13 @@ class KnownKey:
 class Verdict:
     """What the files say about a key that a host showed.
 
-    `state` is "known", "unknown", "changed" (other keys are on record, see `entries`) or "revoked".
+    `state` is "known", "unknown", "changed" (other keys are on record, see `entries`) or "revoked". `reason`
+    says what is wrong with a certificate that an authority on record should have vouched for.
     """
 
     state: str
     entries: tuple[KnownKey, ...] = ()
+    reason: str = ""
 
 
 def host_pattern(address: str, port: int) -> str:
@@ -109,14 +112,14 @@ class KnownHosts:
         )
 
 
-def record_key(file: Path, name: str, key: HostKey) -> bool:
-    """Puts a key on record. Returns False if it already was.
+def record_key(file: Path, name: str, key: HostKey, *, hashed: bool = False) -> bool:
+    """Puts a key on record, under its name or a hash of that. Returns False if it already was.
 
     The file is made with mode 0600 if it is not there; the caller has checked that no other key is on record.
     """
     if any(entry.key.blob == key.blob and not entry.marker for entry in _read(file, name)):
         return False
-    line = f"{name} {key.kind} {base64.b64encode(key.blob).decode()}\n".encode()
+    line = f"{_hashed(name) if hashed else name} {key.kind} {base64.b64encode(key.blob).decode()}\n".encode()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -172,17 +175,23 @@ def _matches(field: str, name: str) -> bool:
         return _matches_hash(field, name)
     matched = False
     for pattern in field.lower().split(","):
-        if _matches_pattern(pattern.removeprefix("!"), name):
+        if matches_pattern(pattern.removeprefix("!"), name):
             if pattern.startswith("!"):
                 return False
             matched = True
     return matched
 
 
-def _matches_pattern(pattern: str, name: str) -> bool:
-    """Only `*` and `?` are special, as in OpenSSH; brackets are part of `[host]:port`."""
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Says whether a pattern fits a name. Only `*` and `?` are special, as in OpenSSH, not brackets."""
     escaped = re.sub(r"[\[\]]", lambda found: f"[{found.group()}]", pattern)
     return fnmatch.fnmatchcase(name, escaped)
+
+
+def _hashed(name: str) -> str:
+    salt = os.urandom(20)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
 def _matches_hash(field: str, name: str) -> bool:

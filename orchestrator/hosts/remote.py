@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import remote_payload
 from orchestrator.errors import (
     CheckpointRejectedError,
     HostFailedError,
@@ -24,6 +25,7 @@ from orchestrator.errors import (
     PayloadRejectedError,
     UsageError,
 )
+from orchestrator.hosts.base import Named
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
@@ -37,9 +39,15 @@ OLDEST_PYTHON = (3, 10)
 """The oldest interpreter that a host may have."""
 
 _SCRIPTS = Path(__file__).parent / "scripts"
+_PAYLOAD = Path(remote_payload.__file__).parent
 _ANSWER = b'{"orch": 1, '
 _OLD = b"orch-old-python "
 _NEEDS = "# needs "
+_MODULE = """
+import types
+{name} = sys.modules["orch_{name}"] = types.ModuleType("orch_{name}")
+exec(compile({source!r}, "{name}.py", "exec"), {name}.__dict__)
+"""
 
 # One line, no backslash, no exclamation mark: the same in sh, bash, zsh, fish and csh. Valid in Python 2 too.
 _LOADER = (
@@ -97,7 +105,9 @@ def stream(
     """
     packed = base64.b64encode(json.dumps(dict(args)).encode()).decode()
     try:
-        yield from host.stream([*script_argv(script, python, "main_stream"), packed], timeout=timeout)
+        yield from host.stream(
+            Named([*script_argv(script, python, "main_stream"), packed], script), timeout=timeout
+        )
     except HostFailedError as error:
         document = _find_answer(str(error.details.get("stderr", "")).encode())
         if document is None or "error" not in document:
@@ -109,7 +119,7 @@ def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     """Returns the command that runs a script of `hosts/scripts` on a host."""
     # Commands start in the home folder and are quoted, so the shell expands no tilde for us.
     interpreter = "./" + python[2:] if python.startswith("~/") else python
-    return [interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)]
+    return Named([interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)], script)
 
 
 def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:
@@ -134,6 +144,12 @@ def _sources(script: str) -> list[str]:
 
 def _gather(part: str, found: dict[str, str]) -> None:
     if part in found:
+        return
+    if (
+        "/" in part
+    ):  # a module of the payload that needs nothing but the standard library, under its last name
+        source = (_PAYLOAD / f"{part}.py").read_text(encoding="utf-8")
+        found[part] = _MODULE.format(name=part.rpartition("/")[2], source=source)
         return
     body = (_SCRIPTS / f"{part}.py").read_text(encoding="utf-8")
     first = body.partition("\n")[0]

@@ -1,45 +1,44 @@
 """A host behind SSH: one session, opened at first use, kept, and shared by all its programs.
 
-What always holds: the host key of every hop is verified by `verify` before anything is sent; every step has
-a deadline; each failure is a LinkError that names host, address and stage. A closed host stays closed: whoever
-still uses it, in whatever thread, gets a LinkError and opens nothing. Nothing of fabric or paramiko is
-imported before the first connection.
+What always holds: the host key of every hop is verified by `verify` before anything is sent; every hop has its
+own deadline to connect, and a session that falls silent ends (`watched`); each failure is a LinkError that
+names host, address and stage. A closed host stays closed: whoever still uses it, in whatever thread, gets a
+LinkError and opens nothing. Nothing of fabric or paramiko is imported before the first connection.
 """
 
 from __future__ import annotations
 
-import logging
-import shlex
-import socket
 import threading
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
 
-from orchestrator.errors import HostFailedError, LinkError
+from orchestrator.errors import OrchError
 from orchestrator.hosts.base import Completed, command_line
 from orchestrator.hosts.channel import BrokenLinkError, DeadlineError, Exec
-from orchestrator.hosts.known_hosts import HostKey, KnownHosts
+from orchestrator.hosts.dial import dial
 from orchestrator.hosts.libraries import load_fabric
-from orchestrator.hosts.linkfault import explain_fault, is_transient
-from orchestrator.hosts.verify import check_host_key
+from orchestrator.hosts.linkfault import (
+    broken_link,
+    closed_here,
+    connect_retry,
+    explain_fault,
+    overdue,
+    program_failed,
+)
+from orchestrator.hosts.session import fetch_host_key, open_session
+from orchestrator.hosts.watched import KEEPALIVE_S, Keepalive, WatchedSocket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabric import Connection
-    from paramiko.pkey import PKey
     from paramiko.transport import Transport
-    from tenacity import Retrying
 
     from orchestrator.hosts.endpoint import Endpoint
+    from orchestrator.hosts.known_hosts import HostKey
 
-__all__ = ["SshHost"]
-
-KEEPALIVE_S = 5
-"""Seconds between keepalive messages on an idle session."""
-DEAD_AFTER_S = 15
-"""Seconds after which unacknowledged bytes end a session, where the system can do that."""
-_RSA = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
+__all__ = ["SharedGateways", "SshHost"]
 
 
 class SshHost:
@@ -49,14 +48,20 @@ class SshHost:
     their own `gateway`): round trips are measured by them.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedGateways | None = None) -> None:
         self.endpoint = endpoint
-        self.gateway = SshHost(endpoint.gateway) if endpoint.gateway else None
+        self.gateway: SshHost | None = None
+        if endpoint.gateway is not None:
+            self.gateway = SshHost(endpoint.gateway) if shared is None else shared.open(endpoint.gateway)
+        self._shares_gateway = shared is not None
         self.requests = 0
         self.connections = 0
         self._lock = threading.RLock()
         self._connection: Connection | None = None
+        self._watched: WatchedSocket | None = None
+        self._keepalive: Keepalive | None = None
         self._closed = False
+        self._failure: tuple[float, OrchError] | None = None
 
     @property
     def name(self) -> str:
@@ -74,34 +79,30 @@ class SshHost:
         """Runs a program to its end; see `Host.run`."""
         pieces = (stdin,) if isinstance(stdin, bytes) else stdin
         try:
-            return Completed(*self._start(argv, env, timeout).run(pieces))
+            return Completed(*self._start(argv, env, timeout, limit=timeout).run(pieces))
         except DeadlineError as error:
-            raise self._too_slow(argv, f"did not end within {timeout:g} s") from error
+            raise overdue(self.endpoint, argv, f"did not end within {timeout:g} s") from error
         except BrokenLinkError as error:
-            raise self._broken(argv, error) from error
+            raise broken_link(self.endpoint, argv, self._why() or str(error)) from error
 
     def stream(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
     ) -> Iterator[bytes]:
         """Runs a program and yields its stdout as it comes; see `Host.stream`."""
         try:
-            with closing(self._start(argv, env, timeout)) as program:
+            with closing(self._start(argv, env, timeout, limit=None)) as program:
                 yield from program.stream(timeout)
                 code, errors = program.finish(timeout)
         except DeadlineError as error:
-            raise self._too_slow(argv, f"was silent for {timeout:g} s") from error
+            raise overdue(self.endpoint, argv, f"was silent for {timeout:g} s") from error
         except BrokenLinkError as error:
-            raise self._broken(argv, error) from error
+            raise broken_link(self.endpoint, argv, self._why() or str(error)) from error
         if code != 0:
-            ended = f"exited with {code}" if code > 0 else "died of a signal"
-            text = errors.decode("utf-8", "replace").strip()[-2000:]
-            raise HostFailedError(
-                f"{self.name}: {_shown(argv)} {ended}" + (f": {text}" if text else ""),
-                f"run it on {self.name} by hand to see more",
-                host=self.name,
-                exit_code=code,
-                stderr=text,
-            )
+            raise program_failed(self.endpoint, argv, code, errors)
+
+    def connect(self) -> None:
+        """Opens the session now. Raises LinkError."""
+        self.transport()
 
     def close(self) -> None:
         """Closes the session and those of its gateways, for good."""
@@ -109,12 +110,10 @@ class SshHost:
         # Whoever opens the session now holds the lock, maybe for long; it looks at the flag when it stands.
         if self._lock.acquire(timeout=0.2):
             try:
-                if self._connection is not None:
-                    self._connection.client.close()
-                    self._connection = None
+                self._drop()
             finally:
                 self._lock.release()
-        if self.gateway is not None:
+        if self.gateway is not None and not self._shares_gateway:
             self.gateway.close()
 
     def transport(self) -> Transport:
@@ -124,13 +123,19 @@ class SshHost:
             LinkError: the host cannot be reached, or it or the user was not accepted, or `close` was called.
         """
         load_fabric()
+        came = time.monotonic()
         with self._lock:
             self._check_open()
+            if self._failure is not None and self._failure[0] >= came:
+                raise self._failure[1]  # tried while we waited: the many behind a dead gateway fail together
             if self._connection is not None and not self._connection.transport.is_active():
-                self._connection.client.close()
-                self._connection = None
+                self._drop()
             if self._connection is None:
-                self._connection = connect_retry()(self._connect)
+                try:
+                    self._connection = connect_retry()(self._connect)
+                except OrchError as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
             session: Transport = self._connection.transport
             return session
 
@@ -140,174 +145,96 @@ class SshHost:
         return connect_retry()(self._fetch_host_key)
 
     def _fetch_host_key(self) -> HostKey:
-        quiet_paramiko()
-        sock = self._socket()
-        try:
-            with closing(self._new_transport(sock)) as transport:
-                transport.banner_timeout = self.endpoint.connect_timeout
-                transport.start_client(timeout=self.endpoint.connect_timeout)
-                return _host_key(transport.get_remote_server_key())
-        except Exception as error:
-            raise explain_fault(self.endpoint, error) from error
-        finally:
-            sock.close()
+        return fetch_host_key(self.endpoint, self._open_way())
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str] | None, timeout: float) -> Exec:
+    def _drop(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.stop()
+        if self._connection is not None:
+            self._connection.client.close()
+        self._connection = self._keepalive = None
+
+    def _start(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, timeout: float, limit: float | None
+    ) -> Exec:
         transport = self.transport()
         with self._lock:
             self.requests += 1
-        return Exec(transport, command_line(argv, env), timeout)
+        return Exec(transport, command_line(argv, env, limit), timeout)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LinkError(
-                f"{self.name} ({self.endpoint.where}): the connection was closed here",
-                "run the command again",
-                host=self.name,
-                stage="closed",
-            )
+            raise closed_here(self.endpoint)
 
     def _connect(self) -> Connection:
         self._check_open()
-        from fabric import Config, Connection
-        from paramiko.config import SSHConfig
-
-        quiet_paramiko()
-        endpoint = self.endpoint
-        sock = self._socket()
-        connection = None
-        try:
-            connection = Connection(
-                endpoint.address,
-                user=endpoint.user,
-                port=endpoint.port,
-                config=Config(ssh_config=SSHConfig(), lazy=True),  # the Endpoint has all of it already
-                connect_kwargs={
-                    "sock": sock,
-                    "timeout": endpoint.connect_timeout,
-                    "banner_timeout": endpoint.connect_timeout,
-                    "auth_timeout": endpoint.connect_timeout,
-                    "channel_timeout": endpoint.connect_timeout,
-                    "key_filename": [str(path) for path in endpoint.identity_files],
-                    "allow_agent": not endpoint.only_identity,
-                    "look_for_keys": not endpoint.only_identity,
-                    "transport_factory": self._new_transport,
-                },
-            )
-            connection.client.set_missing_host_key_policy(_StrictPolicy(endpoint))
-            connection.open()
-            self._check_open()
-        except BaseException as error:
-            if connection is not None:
-                connection.client.close()
-            sock.close()
-            if isinstance(error, Exception):
-                raise explain_fault(endpoint, error) from error
-            raise
-        connection.transport.set_keepalive(KEEPALIVE_S)
+        watched = self._open_way()
+        connection = open_session(self.endpoint, watched)
+        self._watched, self._keepalive = watched, Keepalive(connection.transport, watched)
+        self._keepalive.start()
         self.connections += 1
+        if self._closed:  # while it was being opened
+            self._drop()
+            connection.client.close()
+            self._check_open()
         return connection
 
-    def _socket(self) -> Any:
-        """Opens the way for the bytes: a TCP socket, a channel through the gateway, or a proxy command."""
+    def _open_way(self) -> WatchedSocket:
+        """Opens the way for the bytes: through the gateway's session, or one of our own."""
         endpoint = self.endpoint
-        if self.gateway is not None:
-            way = self.gateway.transport()
-            try:
-                return way.open_channel(
-                    "direct-tcpip",
-                    (endpoint.address, endpoint.port),
-                    ("127.0.0.1", 0),
-                    timeout=endpoint.connect_timeout,
-                )
-            except Exception as error:
-                raise explain_fault(
-                    endpoint, error, stage=f"forwarding through {self.gateway.name}"
-                ) from error
+        gateway = None if self.gateway is None else self.gateway.transport()
+        deadline = time.monotonic() + endpoint.connect_timeout
+        stage = "connect" if self.gateway is None else f"forwarding through {self.gateway.name}"
         try:
-            if endpoint.proxy_command is not None:
-                from paramiko.proxy import ProxyCommand
+            if gateway is None:
+                return WatchedSocket(dial(endpoint, deadline), deadline)
+            channel = gateway.open_channel(
+                "direct-tcpip",
+                (endpoint.address, endpoint.port),
+                ("127.0.0.1", 0),
+                timeout=endpoint.connect_timeout,
+            )
+        except Exception as error:
+            raise explain_fault(endpoint, error, stage) from error
+        return WatchedSocket(channel, deadline)
 
-                return ProxyCommand(endpoint.proxy_command)
-            return _tcp_socket(endpoint)
-        except OSError as error:
-            raise explain_fault(endpoint, error, stage="connect") from error
-
-    def _new_transport(self, sock: Any, **options: Any) -> Transport:
-        """Makes a session that asks first for the key types that are on record for this host."""
-        from paramiko.transport import Transport
-
-        transport = Transport(sock, **options)
-        security = transport.get_security_options()
-        wanted = KnownHosts(self.endpoint.known_hosts).kinds(self.endpoint.known_as)
-        names = [name for kind in wanted for name in (_RSA if kind == "ssh-rsa" else (kind,))]
-        first = [name for name in names if name in security.key_types]
-        security.key_types = (*first, *(name for name in security.key_types if name not in first))
-        return transport
-
-    def _too_slow(self, argv: Sequence[str], what: str) -> LinkError:
-        return LinkError(
-            f"{self.name} ({self.endpoint.where}): {_shown(argv)} {what}; it may still be running there",
-            "look at the host's load and the link, then try again",
-            host=self.name,
-            address=self.endpoint.where,
-            stage="deadline",
-        )
-
-    def _broken(self, argv: Sequence[str], error: Exception) -> LinkError:
-        return LinkError(
-            f"{self.name} ({self.endpoint.where}): the link broke while {_shown(argv)} ran: {error}; "
-            "what became of it is not known",
-            "try again once the host answers (`ssh` to it by hand shows whether it does)",
-            host=self.name,
-            address=self.endpoint.where,
-            stage="session",
-        )
+    def _why(self) -> str:
+        """Says which hop failed and how: the outermost one, since those behind it fall silent with it."""
+        if self.gateway is not None and (blamed := self.gateway._why()):
+            return f"its gateway {self.gateway.name} ({self.gateway.endpoint.where}): {blamed}"
+        watched = self._watched
+        if watched is None:
+            return ""
+        if watched.fault is not None:
+            return getattr(watched.fault, "strerror", None) or str(watched.fault)
+        silent = watched.silent_for()
+        return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
 
 
-class _StrictPolicy:
-    """Called by paramiko with every host key, because none is ever loaded into its own store."""
+class SharedGateways:
+    """The gateways of one command: each is connected once, however many hosts are behind it.
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    A gateway's server drops connections that come too many at a time; it does not mind many channels.
+    """
 
-    def missing_host_key(self, _client: Any, _hostname: str, key: PKey) -> None:
-        check_host_key(self._endpoint, _host_key(key))
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._hosts: dict[Endpoint, SshHost] = {}
 
+    def __enter__(self) -> SharedGateways:
+        return self
 
-def connect_retry() -> Retrying:
-    """The policy for connecting: two more quick tries if refused or cut, never for a key or a login."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    return Retrying(
-        retry=retry_if_exception(is_transient),
-        stop=stop_after_attempt(3),
-        wait=wait_fixed(0.2),
-        reraise=True,
-    )
+    def close(self) -> None:
+        """Closes all of them."""
+        for host in list(self._hosts.values()):
+            host.close()
 
-
-def quiet_paramiko() -> None:
-    """Keeps paramiko's thread tracebacks off stderr; whoever configures logging still gets them."""
-    logger = logging.getLogger("paramiko")
-    if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.addHandler(logging.NullHandler())
-
-
-def _tcp_socket(endpoint: Endpoint) -> socket.socket:
-    sock = socket.create_connection((endpoint.address, endpoint.port), timeout=endpoint.connect_timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, user_timeout, DEAD_AFTER_S * 1000)
-    return sock
-
-
-def _host_key(key: PKey) -> HostKey:
-    return HostKey(key.get_name(), key.asbytes())
-
-
-def _shown(argv: Sequence[str]) -> str:
-    text = shlex.join(argv)
-    return f"`{text[:77]}…`" if len(text) > 80 else f"`{text}`"
+    def open(self, endpoint: Endpoint) -> SshHost:
+        """Returns the one host for an endpoint, and those before it shared too; not yet connected."""
+        with self._lock:
+            if endpoint not in self._hosts:
+                self._hosts[endpoint] = SshHost(endpoint, self)
+            return self._hosts[endpoint]

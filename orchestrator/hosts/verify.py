@@ -1,7 +1,10 @@
 """Is this the machine it claims to be? The one decision about host keys, and its error messages.
 
 What always holds: a key that is not on record, differs from the record or is revoked ends the connection with
-a LinkError that shows fingerprints, names file and line, and gives the exact commands that mend it.
+a LinkError that shows fingerprints, names file and line, and gives the exact commands that mend it. A key counts
+as known, as with OpenSSH, if a line for the host holds it, if a certificate for it is signed by a line's
+`@cert-authority`, or if no key is on
+record for its port and the same host at port 22 is known by it.
 """
 
 from __future__ import annotations
@@ -10,24 +13,55 @@ import shlex
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError
-from orchestrator.hosts.known_hosts import KnownHosts
+from orchestrator.hosts.hostcert import certificate_fault, signer
+from orchestrator.hosts.known_hosts import KnownHosts, Verdict
 
 if TYPE_CHECKING:
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.known_hosts import HostKey, KnownKey
 
-__all__ = ["check_host_key", "refuse_changed_key"]
+__all__ = ["check_host_key", "judge", "refuse_changed_key"]
+
+
+def judge(endpoint: Endpoint, key: HostKey) -> Verdict:
+    """Returns what the endpoint's known_hosts files say about a key that it showed."""
+    book = KnownHosts(endpoint.known_hosts)
+    verdict = book.judge(endpoint.known_as, key)
+    if verdict.state in ("known", "revoked"):
+        return verdict
+    host, port = _split(endpoint.known_as)
+    marked = [entry for entry in book.entries(endpoint.known_as) if entry.marker]
+    authorities = [entry for entry in marked if entry.marker == "@cert-authority"]
+    reason = ""
+    if authorities:
+        by = signer(key.certificate, authorities) if key.certificate else None
+        if by is None:
+            reason = (
+                f"no certificate by the authority in {', '.join(e.place for e in authorities)} came with it"
+            )
+        else:
+            revoked = tuple(e for e in marked if e.marker == "@revoked" and e.key.blob == by.key.blob)
+            if revoked:
+                return Verdict("revoked", revoked)
+            fault = certificate_fault(key.certificate, host)
+            if not fault:
+                return Verdict("known", (by,))
+            reason = f"its certificate by the authority in {by.place} is not good: {fault}"
+    if port and verdict.state == "unknown" and (plain := book.judge(host, key)).state in ("known", "revoked"):
+        return plain
+    return Verdict(verdict.state, verdict.entries, reason)
 
 
 def check_host_key(endpoint: Endpoint, key: HostKey) -> None:
     """Returns if the key is on record for the endpoint; raises LinkError otherwise."""
-    verdict = KnownHosts(endpoint.known_hosts).judge(endpoint.known_as, key)
+    verdict = judge(endpoint, key)
     if verdict.state == "known":
         return
     if verdict.state == "unknown":
         raise LinkError(
             f"{_who(endpoint)}: the host key is not known: it shows {key}, "
-            f"and no line for {endpoint.known_as} is in {' or '.join(map(str, endpoint.known_hosts))}",
+            f"and no line for {endpoint.known_as} is in {' or '.join(map(str, endpoint.known_hosts))}"
+            + (f"; {verdict.reason}" if verdict.reason else ""),
             f"compare the fingerprint with the host's own, then `{trust_command(endpoint)}` "
             "(with `--yes` where no terminal asks)",
             **_details(endpoint, key, verdict.state),
@@ -63,6 +97,14 @@ def refuse_changed_key(endpoint: Endpoint, key: HostKey, state: str, entries: tu
 def trust_command(endpoint: Endpoint) -> str:
     """Returns the command with which a person accepts the host's key."""
     return shlex.join(["orch", "hosts", "trust", endpoint.trust_name])
+
+
+def _split(known_as: str) -> tuple[str, str]:
+    """Takes a name of known_hosts apart: host, and port if it is in there."""
+    if known_as.startswith("[") and "]:" in known_as:
+        host, _, port = known_as[1:].rpartition("]:")
+        return host, port
+    return known_as, ""
 
 
 def _who(endpoint: Endpoint) -> str:

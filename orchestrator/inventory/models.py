@@ -78,8 +78,10 @@ class HostEntry(Entry):
     workdir: Text = "~/orch"
     python: Text = "python3"
     gpus: tuple[Annotated[int, Field(ge=0)] | Text, ...] | None = None
+    gpu_free: float | None = Field(default=None, ge=0, le=1)
     env: dict[str, str] = Field(default_factory=dict)
     launcher: Literal["process"] = "process"
+    transport: Literal["fabric", "openssh"] = "fabric"
     lock_dir: Text | None = None
     connect_timeout: float = Field(default=15.0, gt=0, le=600)
 

@@ -84,10 +84,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What a cancel found and what it left: no process of the job, by the launcher's proof."""
+    """What a cancel found and what it left: no process of the job, by the launcher's proof.
+
+    `still` has a sentence for each process that computes on a GPU which the job had.
+    """
 
     was: str
     state: State
+    still: tuple[str, ...] = ()
 
 
 class LogPiece(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import HostFailedError, OrchError, UsageError
 from orchestrator.hosts import remote
 from orchestrator.launch.base import Cancelled, Cursor, Handle, LogPiece, Observation
-from remote_payload.protocol import Event, Job, ProtocolError, State
+from remote_payload.protocol import Event, Job, ProtocolError, State, canonical_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ __all__ = ["ProcessLauncher"]
 
 _LAUNCH_S = 90.0
 _ASK_S = 60.0
+_REMOVE_S = 600.0
 _PAST = 1 << 62
 """An offset behind the end of every file: nothing of that file is wanted."""
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
@@ -49,7 +50,7 @@ class ProcessLauncher:
         handle = Handle(self.host.name, job.job_id, job.payload_hash)
         reply = self._ask(
             handle,
-            ["launch", self.job_dir(job.job_id)],
+            ["launch", self.job_dir(job.job_id), *self._rules()],
             stdin=[json.dumps(header).encode() + b"\n", *files.values()],
             timeout=_LAUNCH_S,
             pinned=True,
@@ -84,7 +85,8 @@ class ProcessLauncher:
         """Ends a job; see `Launcher.cancel`."""
         words = ["cancel", self.job_dir(handle.job_id), f"--grace={grace}"]
         reply = self._ask(handle, words, timeout=grace + _ASK_S)
-        return Cancelled(str(reply["was"]), self._state(reply))
+        still = tuple(str(text) for text in reply.get("still") or ())
+        return Cancelled(str(reply["was"]), self._state(reply), still)
 
     def read_log(self, handle: Handle, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
         """Reads a job's log; see `Launcher.read_log`."""
@@ -93,8 +95,46 @@ class ProcessLauncher:
 
     def resume(self, handle: Handle) -> State:
         """Starts a job again; see `Launcher.resume`."""
-        words = ["resume", self.job_dir(handle.job_id)]
+        words = ["resume", self.job_dir(handle.job_id), *self._rules()]
         return self._state(self._ask(handle, words, timeout=_LAUNCH_S, pinned=True))
+
+    def jobs(self, *, sizes: bool = False) -> list[dict[str, Any]]:
+        """Returns what lies in the host's work folder, also jobs that other machines started.
+
+        Each record has `job_id` and `verdict`, and `fault` or (`state`, `label`, `suite`, `created`); with `sizes` also
+        `bytes` and `end`, the mark of its end; `age_s` is how long ago it ended by the host's clock, None if it has not.
+        """
+        words = ["list", f"{self.entry.workdir}/jobs", *(["--sizes"] if sizes else [])]
+        try:
+            reply = self._ask(Handle(self.host.name, "", ""), words)
+        except HostFailedError as error:
+            if (
+                error.details.get("kind") == "no_release"
+            ):  # nothing was ever pushed there, so nothing was started
+                return []
+            raise
+        try:
+            return [{**record, "age_s": _age(record, float(reply["now"]))} for record in reply["jobs"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(error) from error
+
+    def describe(self, job_id: str) -> tuple[Job, dict[str, bytes]]:
+        """Returns the record of a job that is on the host, and the files that were sent with it."""
+        reply = self._ask(Handle(self.host.name, job_id, ""), ["describe", self.job_dir(job_id)])
+        try:
+            files = {canonical_path(name): base64.b64decode(data) for name, data in reply["files"].items()}
+            return Job.from_json(reply["job"]), files
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._unreadable(error) from error
+
+    def prune(self, ends: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Removes ended jobs from the host (job id -> mark of its end); see `supervise.shelf.prune`."""
+        words = [
+            "prune",
+            f"{self.entry.workdir}/jobs",
+            *(f"--job={name}={end}" for name, end in ends.items()),
+        ]
+        return list(self._ask(Handle(self.host.name, "", ""), words, timeout=_REMOVE_S)["jobs"])
 
     def send(self, handle: Handle, have: Mapping[str, str]) -> Iterator[bytes]:
         """Streams a job's results, less those that `have` (name -> hash) names; `runs.pull` reads it."""
@@ -110,6 +150,14 @@ class ProcessLauncher:
             )
         except HostFailedError as error:
             raise _explained(error, handle) from error
+
+    def _rules(self) -> list[str]:
+        """Returns how GPUs are shared on the host, as the supervisor's flags."""
+        entry = self.entry
+        words = [] if entry.lock_dir is None else [f"--lock-dir={entry.lock_dir}"]
+        if entry.gpus is not None:
+            words += [f"--gpu={name}" for name in entry.gpus or ("none",)]
+        return words if entry.gpu_free is None else [*words, f"--gpu-free={entry.gpu_free}"]
 
     def _roots(self, handle: Handle, *, pinned: bool) -> list[str]:
         release = f"{self.entry.workdir}/releases/{handle.payload_hash}"
@@ -153,6 +201,11 @@ class ProcessLauncher:
             f"{self.host.name}: the supervisor's reply cannot be read ({error})",
             f"push this orch's payload (`orch push {self.host.name}`) and try again",
         )
+
+
+def _age(record: Mapping[str, Any], now: float) -> float | None:
+    ended = (record.get("state") or {}).get("ended")
+    return None if ended is None else max(0.0, now - float(ended))
 
 
 def _observation(handle: Handle, record: Mapping[str, Any], now: float) -> Observation:

@@ -1,4 +1,4 @@
-"""Where the unfinished runs stand now: one request per host, all hosts at once.
+"""Where the unfinished runs stand now: one request per work folder, all hosts at once (`fanout`).
 
 What always holds: a host that does not answer costs the others nothing and its runs are `unreachable`, which
 is said but never recorded: the record keeps what was last known of the job.
@@ -7,10 +7,10 @@ is said but never recorded: the record keeps what was last known of the job.
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import OrchError
+from orchestrator.hosts.fanout import fan_out
 from orchestrator.launch import ENDED, Cursor
 from orchestrator.runs.attached import AttachedRun
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["refresh"]
 
-_AT_ONCE = 8
+_DEADLINE_S = 120.0
 _END_OF_FILES = Cursor(events=1 << 62, log=-1, rows=1 << 62)
 
 
@@ -37,24 +37,24 @@ def refresh(
         open_host: the way to a host, not yet connected.
         entry: a host's entry.
     """
-    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    groups: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.status() not in ENDED:
-            groups[run.where.host, run.where.workdir].append(run)
+            groups[run.where.host][run.where.workdir].append(run)
+
+    def ask(name: str, host: Host) -> dict[str, str]:
+        about = entry(name)
+        found: dict[str, str] = {}
+        for members in groups[name].values():
+            found.update(_ask([AttachedRun(run, host, about) for run in members]))
+        return found
+
     faults: dict[str, str] = {}
-    asked: list[list[AttachedRun]] = []
-    for (name, _), members in groups.items():
-        try:
-            host, about = open_host(name), entry(name)
-            asked.append([AttachedRun(run, host, about) for run in members])
-        except OrchError as error:
-            faults.update({run.job_id: error.message for run in members})
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        for answer in pool.map(_ask, asked):
-            faults.update(answer)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interruption waits for no host
+    for verdict in fan_out(list(groups), open_host, ask, deadline_s=_DEADLINE_S, keep_open=True):
+        faults.update(verdict.result or {})
+        if verdict.error is not None:
+            members = [run for folder in groups[verdict.host].values() for run in folder]
+            faults.update({run.job_id: verdict.error.message for run in members})
     return faults
 
 

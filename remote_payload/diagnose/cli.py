@@ -15,7 +15,8 @@ from typing import TextIO
 
 from remote_payload.cli import Help, add_model_flags, copied_prompts, drafter_spec, job_basics
 from remote_payload.diagnosis import as_text, exit_code
-from remote_payload.errors import InputError, PromptError
+from remote_payload.errors import InputError
+from remote_payload.prompts import read_prompts
 from remote_payload.protocol import Job, build_manifest, write_json
 
 __all__ = ["diagnose_job", "diagnose_main"]
@@ -65,9 +66,11 @@ def diagnose_main(argv: Sequence[str]) -> int:
 def _printed(job: Job, folder: Path, args: argparse.Namespace) -> int:
     from remote_payload.diagnose.adopt import adopt
     from remote_payload.diagnose.run import diagnose
+    from remote_payload.supervise.direct import holding_gpus
 
     try:
-        found = diagnose(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
+        with holding_gpus(job, lambda words: sys.stderr.write(f"{words}\n")):
+            found = diagnose(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
         if args.adopt:
             sys.stderr.write(adopt(Path(job.drafters[0].path), found) + "\n")
     except InputError as error:
@@ -82,8 +85,7 @@ def _printed(job: Job, folder: Path, args: argparse.Namespace) -> int:
 def _job(args: argparse.Namespace, folder: Path) -> Job:
     from remote_payload.drafters.convention import Convention
 
-    if not args.prompts.is_file():
-        raise PromptError(f"{args.prompts}: not there")
+    read_prompts(args.prompts)  # a wrong line is refused under the file's own name
     convention = Convention.from_flags(args.convention).non_default() if args.convention else {}
     drafters = [drafter_spec(args.drafter, args, convention)]
     if args.reference:

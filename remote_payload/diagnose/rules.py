@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Tried", "Verdict", "judge"]
 
-TAU_FLOOR = 2.0
-LEAST_GAIN = 0.04
+TAU_FLOOR, LEAST_PROMPTS = 2.0, 6
+LEAST_GAIN = 0.02
 """A gain (`compared.Compared`) below this is not a departure, however significant; half of it, where tau agrees."""
 LEAST_GAINS = {"anchor_in_context": 0.08, "block_size": 0.12}
 """Sound drafters gain from these too: the anchor's feature leaks, and a smaller block asks less of a slot."""
 _NOT_BY_TAU = frozenset({"block_size", "cross_block", "label_shift"})
 """Slugs whose variants draft other numbers of tokens, or do what no harness can: their tau says nothing against them."""
-LEVEL, EACH, SEPARATION = 0.01, 0.06, 0.05
+LEVEL, EACH, SEPARATION, SUSPECT = 0.01, 0.06, 0.05, 0.01
 """Chance of naming a departure by noise, over all variants together; of either measure by itself, where both have to
-agree; and of taking one departure for another."""
+agree; of taking one departure for another; and of suspecting one variant by noise."""
 BEHIND = 0.9
 """Against a reference drafter: undertrained where tau is below this share of its, interval and all."""
 
@@ -80,6 +80,17 @@ class Tried:
             return True
         each = min(gain.score, tau.score) >= student_quantile(freedom, 1 - EACH)
         return each and agreement(self.compared) >= bar and self.gain >= self.least / 2
+
+    def suspicious(self) -> bool:
+        """Whether it may be a departure: both measures lean to it together, or the likelihood of one that tau cannot judge."""
+        gain = self.compared.gain
+        freedom = gain.clusters - 1
+        if freedom < 1 or self.gain <= 0 or self.variant.slug in LEAST_GAINS:
+            return False
+        bar = student_quantile(freedom, 1 - SUSPECT)
+        if self.variant.slug in _NOT_BY_TAU:
+            return gain.score >= bar and self.gain >= self.least / 2
+        return agreement(self.compared) >= bar and min(gain.score, self.compared.tau_gain.score) > 0
 
 
 NEXT = {
@@ -137,13 +148,30 @@ def judge(
         if broken is not None:
             slug = cause if broken.values.get("overflow") else None
             return Verdict("numerics", slug, 0.95, f"numerics: {broken.what}")
+    still = next((check for check in checks if check.name == "reaction" and check.state == "fault"), None)
+    if still is not None:
+        return Verdict(
+            "unknown", None, 0.5, f"cannot tell: {still.what}; a part of the drafter is not in use"
+        )
+    prompts = min((one.compared.gain.clusters for one in tried), default=0)
+    if prompts < LEAST_PROMPTS:
+        return Verdict(
+            "unknown",
+            None,
+            0.0,
+            f"cannot tell: {prompts} prompts are too few to tell a convention from noise; it takes {LEAST_PROMPTS}, "
+            "better 32",
+        )
     count = max(len(tried), 1)
     fits = sorted((one for one in tried if one.fits_better(count)), key=lambda one: -one.gain)
     best = max([tau, *(one.compared.tau for one in fits if one.variant.slug != "cross_block")])
     if best < TAU_FLOOR and not (fits and fits[0].variant.slug == "cross_block" and tau >= TAU_FLOOR):
         return _below_the_floor(tau, tried, checks)
     if not fits:
-        return _no_departure(tau, tried, reference)
+        suspects = sorted(
+            (one for one in tried if one.suspicious()), key=lambda one: -agreement(one.compared)
+        )
+        return _suspected(tau, suspects) if suspects else _no_departure(tau, tried, reference)
     return _departure(fits, versus)
 
 
@@ -177,6 +205,20 @@ def _departure(fits: list[Tried], versus: Callable[[Tried, Tried], Compared]) ->
     if top.variant.slug == "head":
         return Verdict("loading", "head", confidence, f"not loaded as meant: {words.what}", top)
     return Verdict("convention", top.variant.slug, confidence, f"convention mismatch: {words.what}", top)
+
+
+def _suspected(tau: float, suspects: list[Tried]) -> Verdict:
+    """Something fits slightly better, but not by enough to be named."""
+    names = "; ".join(one.variant.meaning.what for one in suspects[:3])
+    confidence = 1 - _sure(agreement(suspects[0].compared), suspects[0].compared.gain.clusters)
+    return Verdict(
+        "unknown",
+        None,
+        round(confidence, 3),
+        f"cannot tell: tau {tau:.2f} as declared, and slightly better than that, though not by enough to name it: {names}",
+        suspects[0],
+        suspects[1:],
+    )
 
 
 def _no_departure(tau: float, tried: Sequence[Tried], reference: Compared | None) -> Verdict:
@@ -214,6 +256,18 @@ def _below_the_floor(tau: float, tried: Sequence[Tried], checks: Sequence[Check]
             "its weights are those of a long training: fc is not the one it was trained with, or the features are not, "
             "or it never learned to use them",
             unmeasured=("fc_random",),
+        )
+    better = next(
+        (check for check in checks if check.name.startswith("template") and check.state == "note"), None
+    )
+    if better is not None:
+        return Verdict(
+            "unknown",
+            None,
+            0.5,
+            f"cannot tell: tau {tau:.2f}, and prompts rendered otherwise do better ({better.what}): the template or the "
+            "thinking mode of the training may be another one, or it is undertrained",
+            unmeasured=("template",),
         )
     return Verdict(
         "undertrained",

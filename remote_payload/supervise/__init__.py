@@ -18,9 +18,11 @@ from remote_payload.protocol import ProtocolError, State
 from remote_payload.supervise import cancel as ending
 from remote_payload.supervise import launch as starting
 from remote_payload.supervise import observe as observing
+from remote_payload.supervise import shelf
 from remote_payload.supervise.folder import JobFolder, SuperviseError, create, read_request, verdict
 from remote_payload.supervise.run import GRACE_S, run
 from remote_payload.supervise.send import send
+from remote_payload.supervise.slots import HostRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +49,12 @@ def _launch(args: argparse.Namespace, stdin: IO[bytes]) -> dict[str, Any]:
     folder = JobFolder(args.job)
     job, files = read_request(stdin)
     created = create(folder, job, files, stdin)
-    return {**_state_reply(folder, starting.launch(folder)), "created": created}
+    return {**_state_reply(folder, starting.launch(folder, HostRules.from_flags(args))), "created": created}
 
 
 def _resume(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
     folder = JobFolder(args.job)
-    return _state_reply(folder, starting.resume(folder))
+    return _state_reply(folder, starting.resume(folder, HostRules.from_flags(args)))
 
 
 def _observe(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
@@ -72,11 +74,19 @@ def _cancel(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
 
 
 def _list(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
-    return {"now": time.time(), "jobs": observing.listing(args.jobs)}
+    return {"now": time.time(), "jobs": shelf.listing(args.jobs, sizes=args.sizes)}
 
 
-def _have(text: str) -> tuple[str, str]:
-    name, _, digest = text.partition("=")
+def _describe(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
+    return shelf.describe(JobFolder(args.job))
+
+
+def _prune(args: argparse.Namespace, _stdin: IO[bytes]) -> dict[str, Any]:
+    return {"jobs": shelf.prune(args.jobs, args.job)}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, digest = text.rpartition("=")
     return name, digest
 
 
@@ -93,13 +103,14 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(answer=answer)
         return sub
 
-    command(
-        "launch", _launch, "start a job (its header and files on stdin) unless it was started"
-    ).add_argument("job", type=_path)
-    command("resume", _resume, "start a job that ended early again; its rows stay").add_argument(
-        "job", type=_path
-    )
-    command("run", None, "supervise a job in this process").add_argument("job", type=_path)
+    for name, answer, text in (
+        ("launch", _launch, "start a job (its header and files on stdin) unless it was started"),
+        ("resume", _resume, "start a job that ended early again; its rows stay"),
+        ("run", None, "supervise a job in this process"),
+    ):
+        starting_one = command(name, answer, text)
+        starting_one.add_argument("job", type=_path)
+        HostRules.add_flags(starting_one)
     observe = command("observe", _observe, "tell where jobs stand and what is new since the offsets")
     observe.add_argument("job", type=_path, nargs="+")
     for name in ("events", "log", "rows"):
@@ -108,10 +119,20 @@ def _parser() -> argparse.ArgumentParser:
     cancel = command("cancel", _cancel, "end a job and prove that nothing of it is left")
     cancel.add_argument("job", type=_path)
     cancel.add_argument("--grace", type=float, default=GRACE_S)
-    command("list", _list, "tell where all jobs of a work folder stand").add_argument("jobs", type=_path)
+    listing = command("list", _list, "tell where all jobs of a work folder stand")
+    listing.add_argument("jobs", type=_path)
+    listing.add_argument("--sizes", action="store_true", help="what each takes on the disk, too")
+    command("describe", _describe, "tell all that a client needs to come back to a job").add_argument(
+        "job", type=_path
+    )
+    pruning = command(
+        "prune", _prune, "remove jobs that have ended, if their end is still the one that was seen"
+    )
+    pruning.add_argument("jobs", type=_path)
+    pruning.add_argument("--job", type=_pair, action="append", default=[], metavar="ID=MARK")
     sending = command("send", None, "write a job's results to stdout as one stream")
     sending.add_argument("job", type=_path)
-    sending.add_argument("--have", type=_have, action="append", default=[], metavar="NAME=SHA256")
+    sending.add_argument("--have", type=_pair, action="append", default=[], metavar="NAME=SHA256")
     return parser
 
 
@@ -136,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(list(argv))
     try:
         if args.command == "run":
-            return run(JobFolder(args.job))
+            return run(JobFolder(args.job), HostRules.from_flags(args))
         if args.command == "send":
             send_job(args.job, dict(args.have), sys.stdout.buffer)
             return 0

@@ -7,12 +7,13 @@ not answer does the canceller take the job's lock and write the record in its pl
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 from typing import Any
 
 from remote_payload import protocol
-from remote_payload.supervise import disk, processes
+from remote_payload.supervise import disk, nvidia, processes
 from remote_payload.supervise.folder import BROKEN, JobFolder, SuperviseError, fresh_state, identity, lock
 
 __all__ = ["cancel"]
@@ -22,7 +23,11 @@ _ANSWER_S = 15.0
 
 
 def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
-    """Ends a job. Returns `was` (what it was found as), its final state, and `left`, the pids still there."""
+    """Ends a job.
+
+    Returns `was` (what it was found as), its final state, `left` (the pids still there), and `still` (a sentence for each
+    process that computes on a GPU which the job had: somebody else's by now, or one that has lost the job's tag).
+    """
     if not (folder.job_file.exists() or folder.state_file.exists()):
         raise SuperviseError("absent", f"no job in {folder.path}")
     found = folder.found()
@@ -35,16 +40,36 @@ def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
         state: protocol.State | None = _record_in_place(folder, found)
     else:
         state = folder.state()
-    return {"was": found, "state": state.to_json() if state else None, "left": left}
+    shown = state.to_json() if state else None
+    return {"was": found, "state": shown, "left": left, "still": _still_used(state) if state else []}
+
+
+def _still_used(state: protocol.State) -> list[str]:
+    """Says who computes on the GPUs that a job had."""
+    if not state.gpu_uuids:
+        return []
+    try:
+        had = [gpu for gpu in nvidia.look() or [] if gpu.uuid in state.gpu_uuids]
+    except nvidia.NvidiaError as error:
+        return [f"whether its GPUs are free again cannot be told: {error}"]
+    return [
+        f"GPU {gpu.index} is used by {user.name} (pid {user.pid}"
+        + (f", {user.mib} MiB)" if user.mib else ")")
+        for gpu in had
+        for user in gpu.users
+    ]
 
 
 def _ask_to_stop(folder: JobFolder, grace: float) -> None:
-    """Leaves the request. On a full disk there is none, and the processes are ended without it."""
+    """Leaves the request; on a full disk a signal stands in for it (the supervisor's own grace counts then)."""
     try:
         protocol.write_json(folder.cancel, {"grace": grace})
     except OSError as error:
         if not disk.is_full(error):
             raise
+        state = folder.state() if folder.found() != BROKEN else None
+        if state is not None and state.pid is not None and processes.is_alive(identity(state)):
+            processes.send_signal(state.pid, folder.job_id, signal.SIGINT)
 
 
 def _await_end(folder: JobFolder, grace: float) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "Lately",
     "ask_for_room",
     "figures",
     "give_back",
@@ -108,6 +109,30 @@ def looks_full(folder: Path) -> str:
     """Returns the sentence for a disk whose figures say that it is full, writing nothing; else empty."""
     about = figures(folder)
     return sentence(folder) if about["free"] < _ROOM_BYTES or about["inodes_free"] == 0 else ""
+
+
+class Lately:
+    """Remembers that a disk was seen full: by the time a worker's death is looked into it may have room again.
+
+    Args:
+        folder: on the disk.
+        memory_s: how long that explains anything.
+    """
+
+    def __init__(self, folder: Path, memory_s: float = 30.0) -> None:
+        self._folder, self._memory_s = folder, memory_s
+        self._full_at: float | None = None
+
+    def look(self) -> None:
+        """Looks, writing nothing."""
+        if looks_full(self._folder):
+            self._full_at = time.monotonic()
+
+    def sentence(self) -> str:
+        """Returns the sentence for a disk that was full lately; empty if it was not."""
+        if self._full_at is None or time.monotonic() - self._full_at > self._memory_s:
+            return ""
+        return f"the disk was full at {self._folder} shortly before"
 
 
 def insist(write: Callable[[], None], patience: float = _PATIENCE_S) -> None:

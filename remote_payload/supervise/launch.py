@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_payload import protocol
-from remote_payload.supervise import disk, processes
+from remote_payload.supervise import disk, processes, scope
 from remote_payload.supervise.folder import BROKEN, RESUMABLE, JobFolder, SuperviseError, lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from remote_payload.supervise.slots import HostRules
 
 __all__ = ["StoppedError", "job_environment", "launch", "payload_command", "resume"]
 
@@ -73,10 +75,13 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _spawn(folder: JobFolder) -> subprocess.Popen[bytes]:
+def _spawn(folder: JobFolder, rules: HostRules) -> subprocess.Popen[bytes]:
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            payload_command("supervise", "run", str(folder.path)),
+            [
+                *scope.own_scope(folder.job_id),
+                *payload_command("supervise", "run", str(folder.path), *rules.to_flags()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -99,7 +104,9 @@ def _handoff(folder: JobFolder, child: subprocess.Popen[bytes], deadline: float)
         if state is not None and state.pid == child.pid:
             return state
         if child.poll() is not None:
-            raise SuperviseError("launch", f"the supervisor did not start: {_last_words(folder)}")
+            full = disk.refusal(folder.path)
+            why = f"the supervisor did not start: {_last_words(folder)}"
+            raise SuperviseError("launch", f"{full}; {why}" if full else why)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)
     raise SuperviseError(
@@ -107,18 +114,20 @@ def _handoff(folder: JobFolder, child: subprocess.Popen[bytes], deadline: float)
     )
 
 
-def _start(folder: JobFolder) -> protocol.State:
+def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts the supervisor and waits for its record; on any other end nothing is left running.
 
     A disk without room is refused first: a job that cannot write its results should not wait for a GPU.
     """
     disk.reserve(folder.path)
     disk.ask_for_room(folder.path)
+    if short_lived := scope.warning():
+        protocol.append_lines(folder.events, [protocol.Event("note", message=short_lived).to_json()])
     before = folder.state_file.read_bytes() if folder.state_file.exists() else None
     child: subprocess.Popen[bytes] | None = None
     try:
         with _stoppable():
-            child = _spawn(folder)
+            child = _spawn(folder, rules)
             return _handoff(folder, child, time.monotonic() + HANDOFF_S)
     except BaseException:
         reap: Callable[[], object] = child.poll if child else lambda: None
@@ -130,16 +139,16 @@ def _start(folder: JobFolder) -> protocol.State:
         raise
 
 
-def launch(folder: JobFolder) -> protocol.State:
+def launch(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts a job that is in its folder, or returns where it stands if it was started before."""
     with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
         if not held:
             raise SuperviseError("busy", f"another launch of {folder.job_id} has not ended")
         state = folder.state()
-        return state if state is not None else _start(folder)
+        return state if state is not None else _start(folder, rules)
 
 
-def resume(folder: JobFolder) -> protocol.State:
+def resume(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts a job again on its folder: finished rows stay, and what an earlier run left running is ended.
 
     A state that cannot be read is that of a lost job, if nobody holds the job's lock; it is set aside.
@@ -167,4 +176,4 @@ def resume(folder: JobFolder) -> protocol.State:
         if left:
             raise SuperviseError("leftover", f"processes {left} of {folder.job_id} cannot be ended")
         folder.set_broken_state_aside()
-        return _start(folder)
+        return _start(folder, rules)

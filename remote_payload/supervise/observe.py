@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_payload import protocol
 from remote_payload.supervise import disk, processes
-from remote_payload.supervise.folder import JobFolder, SuperviseError, verdict
+from remote_payload.supervise.folder import JobFolder, verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Cursor", "listing", "observe"]
+__all__ = ["Cursor", "observe"]
 
 
 class Cursor(NamedTuple):
@@ -105,31 +105,3 @@ def _look(folder: JobFolder, cursor: Cursor, max_bytes: int) -> dict[str, Any]:
         "cursor": Cursor(events_next, log_start + len(log), rows_next)._asdict(),
         "more": more_events or log_start + len(log) < log_size,
     }
-
-
-def listing(jobs: Path) -> list[dict[str, Any]]:
-    """Returns the jobs of a work folder, oldest first; one that cannot be read is listed with its fault."""
-    found = []
-    for path in sorted(jobs.iterdir()) if jobs.is_dir() else []:
-        if path.name.startswith(".") or not path.is_dir():
-            continue
-        folder = JobFolder(path)
-        entry: dict[str, Any] = {"job_id": path.name, "dir": str(path)}
-        try:
-            job, state = folder.job(), folder.state()
-        except (OSError, protocol.ProtocolError, SuperviseError) as error:
-            found.append({**entry, "verdict": "broken", "fault": str(error)})
-            continue
-        shown = state.to_json() if state else None
-        found.append(
-            {
-                **entry,
-                "verdict": verdict(state),
-                "state": shown,
-                "label": job.label,
-                "kind": job.kind,
-                "payload_hash": job.payload_hash,
-                "created": job.created,
-            }
-        )
-    return found

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TAG", "Identity", "boot_id", "end_tagged", "identity_of", "is_alive", "start_time", "tagged"]
+__all__ = [
+    "TAG",
+    "Identity",
+    "boot_id",
+    "end_tagged",
+    "identity_of",
+    "is_alive",
+    "send_signal",
+    "start_time",
+    "tagged",
+]
 
 TAG = "ORCH_JOB_ID"
 """The environment variable that every process of a job inherits."""
@@ -107,7 +117,7 @@ def tagged(job_id: str) -> list[int]:
     return sorted(int(words[0]) for words in lines if wanted in words[1:] and int(words[0]) != me)
 
 
-def _signal(pid: int, job_id: str, number: signal.Signals) -> None:
+def send_signal(pid: int, job_id: str, number: signal.Signals) -> None:
     """Signals a process if it still carries the tag when the signal is sent."""
     try:
         handle = _open(pid)
@@ -163,14 +173,14 @@ def end_tagged(
             return []
         for pid in left:
             if pid not in asked:
-                _signal(pid, job_id, signal.SIGTERM)
+                send_signal(pid, job_id, signal.SIGTERM)
         asked.update(left)
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(pause * 1.5, 0.5)
     deadline = time.monotonic() + patience
     while (left := tagged(job_id)) and time.monotonic() < deadline:
         for pid in left:
-            _signal(pid, job_id, signal.SIGKILL)
+            send_signal(pid, job_id, signal.SIGKILL)
         time.sleep(0.05)
         reap()
     return left

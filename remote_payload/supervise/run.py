@@ -6,28 +6,29 @@ What always holds:
 * The worker has its own session and the job's tag; when the job ends, nothing that carries the tag is left.
 * The end is written in this order: whole lines in the result files, `MANIFEST.json`, the final `state.json`.
   That holds for failed, cancelled and timed-out jobs as well.
-* A cancel request is the file `cancel` in the job's folder, or TERM to this process.
+* A cancel request is the file `cancel` in the job's folder, or INT to this process. TERM and HUP, which the system
+  sends at a shutdown and schedulers when they want the place, end the job as `preempted`: it can be resumed.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from remote_payload import proof, protocol
+from remote_payload import protocol
 from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, fresh_state, lock
 from remote_payload.supervise.launch import job_environment, payload_command
-from remote_payload.supervise.slots import Lease, WorkdirLease
+from remote_payload.supervise.outcome import PREEMPTED, How, outcome, supervisor_fault
+from remote_payload.supervise.slots import HostRules, Lease, lease_for
+from remote_payload.supervise.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,12 +39,8 @@ GRACE_S = 10.0
 """Between TERM and KILL, if the request does not say otherwise."""
 HEARTBEAT_S = 5.0
 _LOOK_S = 0.25
-_REJECTED = 10
-"""The worker's exit code for: some or all drafters, or the prompts, were rejected.
-
-It ends with `proof.EXIT_DIFFERS` where everything was measured and the summary says that the engines differ; a
-Python that breaks before the worker's own code runs ends with the same code, without such a summary.
-"""
+_LAST_WORDS_S = 5.0
+"""How long a stalled worker that was asked where it stands may take to say it."""
 
 
 def _say(text: str) -> None:
@@ -57,10 +54,10 @@ def _say(text: str) -> None:
 
 
 class _Alarm:
-    """Wakes the loop when the worker ends or a signal asks for the end; remembers that one did."""
+    """Wakes the loop when the worker ends or a signal asks for the end; remembers which one did."""
 
     def __init__(self) -> None:
-        self.stop = False
+        self.cancelled = self.preempted = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -69,8 +66,11 @@ class _Alarm:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop)
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.stop = True
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.cancelled = True
+        else:
+            self.preempted = True
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a signal comes, `seconds` at most."""
@@ -85,6 +85,7 @@ class Supervisor:
         self.folder = folder
         self.job = folder.job()
         self.alarm = _Alarm()
+        self.disk = disk.Lately(folder.path)
         self.state = fresh_state(self.job.created, folder.state())
         # What an earlier run of this job left: a request to end it must not end this run, and its final
         # files go only after the state says that the job is no longer final.
@@ -104,22 +105,23 @@ class Supervisor:
         except OSError as error:
             _say(f"the state could not be written: {error}")
 
-    def _asked_to_stop(self) -> bool:
-        return self.alarm.stop or self.folder.cancel.exists()
+    def _asked_to_stop(self) -> Literal["", "cancelled", "preempted"]:
+        if self.alarm.cancelled or self.folder.cancel.exists():
+            return "cancelled"
+        return "preempted" if self.alarm.preempted else ""
 
     def _heartbeat(self) -> None:
         if time.monotonic() - self._beat >= HEARTBEAT_S:
             self._record(self.state)
 
     def wait_in_line(self, lease: Lease) -> bool:
-        """Waits for the lease. Returns False if the job was cancelled before it came."""
+        """Waits for the lease. Returns False if the job was told to end before it came."""
         while position := lease.position():
             if self._asked_to_stop():
                 return False
-            if position != self.state.queue_position:
-                self._record(
-                    replace(self.state, queue_position=position, reason=f"{position} before it on this host")
-                )
+            waiting = replace(self.state, queue_position=position, reason=lease.waits_for())
+            if waiting != self.state:
+                self._record(waiting)
             self._heartbeat()
             self.alarm.wait(_LOOK_S)
         return not self._asked_to_stop()
@@ -127,6 +129,7 @@ class Supervisor:
     def start_worker(self, lease: Lease) -> subprocess.Popen[bytes]:
         """Starts the worker in its own session; both of its streams go to worker.log as they are."""
         environment = {**job_environment(self.folder.job_id), **lease.environment}
+        environment.setdefault("PYTHONFAULTHANDLER", "1")  # a stalled worker can be asked where it stands
         with self.folder.log.open("ab") as log:
             return subprocess.Popen(
                 payload_command("worker", "--job", str(self.folder.path)),
@@ -139,17 +142,24 @@ class Supervisor:
                 pass_fds=lease.descriptors,
             )
 
-    def watch(self, worker: subprocess.Popen[bytes]) -> str:
-        """Waits for the worker's end or a reason to end it. Returns `ended`, `cancelled` or `timeout`."""
+    def watch(self, worker: subprocess.Popen[bytes]) -> How:
+        """Waits for the worker's end or a reason to end it, and returns that."""
         limit = self.job.timeout_s
         deadline = time.monotonic() + limit if limit else None
+        watchdog = Watchdog(self.folder.path, self.job.stall_s)
+        self.disk.look()
         while worker.poll() is None:
-            if self._asked_to_stop():
-                return "cancelled"
+            if asked := self._asked_to_stop():
+                return asked
             if deadline is not None and time.monotonic() >= deadline:
                 return "timeout"
+            if watchdog.barks():
+                processes.send_signal(worker.pid, self.folder.job_id, signal.SIGABRT)
+                self.alarm.wait(_LAST_WORDS_S)
+                return "stalled"
             self._heartbeat()
             self.alarm.wait(_LOOK_S)
+            self.disk.look()
         return "ended"
 
     def end_all(self, worker: subprocess.Popen[bytes], grace: float) -> None:
@@ -164,6 +174,8 @@ class Supervisor:
     def run(self, lease: Lease) -> protocol.State:
         """Runs the job to its end and returns its final state."""
         if not self.wait_in_line(lease):
+            if self._asked_to_stop() == "preempted":
+                return replace(self.state, state="preempted", reason=PREEMPTED)
             return replace(self.state, state="cancelled", reason="cancelled while it waited")
         worker = self.start_worker(lease)
         started = replace(
@@ -182,7 +194,7 @@ class Supervisor:
             self.end_all(worker, 0.0)
             raise
         self.end_all(worker, grace)
-        return _outcome(self.folder, self.state, how, worker.returncode, self.job.timeout_s)
+        return outcome(self.folder, self.state, how, worker.returncode, self.job, self.disk.sentence())
 
 
 def _grace(folder: JobFolder) -> float:
@@ -193,101 +205,8 @@ def _grace(folder: JobFolder) -> float:
         return GRACE_S  # no file (a signal, a timeout), or one that a person made with `touch`
 
 
-def _outcome(
-    folder: JobFolder, state: protocol.State, how: str, code: int, limit: float | None
-) -> protocol.State:
-    """Returns the final state from how the worker ended."""
-    name = signal.Signals(-code).name if code < 0 else None
-    state = replace(state, exit_code=code if code >= 0 else None, signal=name)
-    if how == "cancelled":
-        return replace(state, state="cancelled", reason="cancelled on request")
-    if how == "timeout":
-        return replace(state, state="timeout", reason=f"ran longer than its limit of {limit:g} s")
-    if _measured(folder):
-        summary = _summary(folder)
-        differs = proof.fault(summary) if code == proof.EXIT_DIFFERS else ""
-        refused = code == _REJECTED or (differs and summary.get("rejected"))
-        rejected = _rejection(folder) if refused else ""
-        if code in (0, _REJECTED) or differs:
-            said = [differs, f"rejected: {rejected}" if rejected else ""]
-            return replace(state, state="done", reason="; ".join(filter(None, said)))
-    return replace(state, state="failed", reason=_reason(folder, code, name))
-
-
-def _measured(folder: JobFolder) -> bool:
-    """Says whether the worker came to its end: a diagnosis, or a summary and (where it refused some) others' results."""
-    if folder.diagnosis.is_file():
-        return True
-    if not folder.summary.is_file():
-        return False
-    summary = _summary(folder)
-    return bool(summary.get("drafters")) or not summary.get("rejected")
-
-
-def _summary(folder: JobFolder) -> dict[str, Any]:
-    """Returns the summary; empty if there is none (a job that diagnosed has none)."""
-    return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
-
-
-def _reason(folder: JobFolder, code: int, signal_name: str | None) -> str:
-    why = _how_it_ended(folder, code, signal_name)
-    full = disk.refusal(folder.path)
-    if not full and any(os.strerror(number) in why for number in (errno.ENOSPC, errno.EDQUOT)):
-        full = "a disk is full or a quota used up"  # it has room again, or it is another one: `why` names the file
-    return f"{full}; {why}" if full else why
-
-
-def _how_it_ended(folder: JobFolder, code: int, signal_name: str | None) -> str:
-    last = _last_line(folder)
-    if code == 0:
-        return f"the worker ended without a summary: {last}"
-    if signal_name:
-        hint = " (the kernel does that when memory runs out)" if signal_name == "SIGKILL" else ""
-        return f"the worker was ended by {signal_name}{hint}: {last}"
-    if code == _REJECTED:
-        return f"rejected: {_rejection(folder) or last.removeprefix('error: ')}"
-    return f"the worker ended with exit code {code}: {last}"
-
-
-def _rejection(folder: JobFolder) -> str:
-    """Returns why the worker rejected its input: from the summary, else the last event that says so."""
-    rejected = _summary(folder).get("rejected") or []
-    if rejected:
-        return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
-    said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
-    return next((message for message in reversed(said) if message), "")
-
-
-def _last_line(folder: JobFolder) -> str:
-    """Returns the last line that the worker printed: the error itself, at the end of a Python traceback."""
-    if not folder.log.is_file():
-        return "it printed nothing"
-    with folder.log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 8192))
-        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return _plain(lines[-1].strip())[:500] if lines else "it printed nothing"
-
-
-_SYSTEM_ERROR = re.compile(r"(?:\w+Error): \[Errno \d+\] (?P<what>[^:]+): '(?P<path>.+?)'(?: -> '.*')?")
-
-
-def _plain(line: str) -> str:
-    """Returns a line in which Python names a file that is in the way, the file first."""
-    found = _SYSTEM_ERROR.fullmatch(line)
-    return f"{found['path']}: {found['what']}" if found else line
-
-
-def _supervisor_fault(error: Exception, folder: JobFolder) -> str:
-    """Returns why the supervisor itself could not go on; a file that is in its way is named first."""
-    if disk.is_full(error):
-        return disk.sentence(folder.path)
-    if isinstance(error, OSError) and error.filename:
-        return f"supervisor: {os.fsdecode(error.filename)}: {error.strerror}"
-    return f"supervisor: {type(error).__name__}: {error}"
-
-
-def run(folder: JobFolder) -> int:
-    """Supervises a job to its end. Returns the supervisor's own exit code."""
+def run(folder: JobFolder, rules: HostRules) -> int:
+    """Supervises a job to its end, by the rules of its host. Returns the supervisor's own exit code."""
     # A job that is resumed right after its end finds the last supervisor on its way out.
     with lock(folder.lock_file, wait=5.0) as held:
         if not held:
@@ -295,10 +214,10 @@ def run(folder: JobFolder) -> int:
         supervisor = Supervisor(folder)
         lease: Lease | None = None
         try:
-            lease = WorkdirLease(folder.path.parent / ".queue", folder.job_id)
+            lease = lease_for(supervisor.job, folder.path, rules)
             final = supervisor.run(lease)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job's record must say that the job failed
-            reason = _supervisor_fault(error, folder)
+            reason = supervisor_fault(error, folder)
             _say(reason)
             final = replace(supervisor.state, state="failed", reason=reason)
         folder.seal(final)

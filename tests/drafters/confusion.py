@@ -21,7 +21,7 @@ from remote_payload.protocol import DrafterSpec, Job, TargetSpec, file_sha256
 
 HERE = Path(__file__).resolve().parent
 TINY = HERE.parents[1] / "examples" / "tiny"
-PROMPTS = TINY / "prompts.jsonl"
+PROMPTS = HERE / "prompts.jsonl"
 SHIPPED = ("drafter-b8-untrained", "drafter-b8-early", "drafter-b8-mid", "drafter-b8-final")
 
 
@@ -45,14 +45,14 @@ def trained(*seeds: int) -> list[Trained]:
 
 
 def diagnosed(
-    folder: Path, cache: Path, *, prompts: int = 33, threads: int = 1, **settings: Any
+    folder: Path, cache: Path, *, prompts: int = 72, threads: int = 1, **settings: Any
 ) -> dict[str, Any]:
     """Returns the document of one drafter.
 
     Args:
         folder: the drafter.
         cache: where the target's continuations are kept.
-        prompts: how many of the example's.
+        prompts: how many of this folder's.
         threads: of torch.
         settings: fields of the job, or `convention` of the drafter.
     """
@@ -68,7 +68,7 @@ def diagnosed(
             prompts="prompts.jsonl",
             prompts_hash=file_sha256(PROMPTS),
             threads=threads,
-            **{"max_new_tokens": 96, **settings},
+            **{"max_new_tokens": 48, **settings},
         )
         lines = PROMPTS.read_text().splitlines(keepends=True)[:prompts]
         (Path(temporary) / "prompts.jsonl").write_text("".join(lines))

@@ -75,6 +75,9 @@ class FaultyHost:
             raise LinkError(f"{self.name}: the link broke")
         yield self.spoil(data) if self.spoil else data
 
+    def connect(self) -> None:
+        """Is connected."""
+
     def close(self) -> None:
         self.inner.close()
 
@@ -82,15 +85,16 @@ class FaultyHost:
 class Desk:
     """A host, its launcher, a store of runs, and the jobs that were made here."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, build: Callable[[Path], Path] = fake_tree.build, **host: Any) -> None:
         self.root = root
         self.workdir = root / "host" / "orch"
-        fake_tree.seal(fake_tree.build(self.workdir / "releases" / RELEASE))
+        fake_tree.seal(build(self.workdir / "releases" / RELEASE))
+        (self.workdir / "current").symlink_to(f"releases/{RELEASE}")
         self.host = FaultyHost(LocalHost("box", root / "host"))
         import sys
 
         self.entry = HostEntry(
-            name="box", address="nowhere", workdir=str(self.workdir), python=sys.executable
+            name="box", address="nowhere", workdir=str(self.workdir), python=sys.executable, **host
         )
         self.launcher = ProcessLauncher(self.host, self.entry)
         self.store = RunStore(root / "project")

@@ -10,12 +10,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.hosts.endpoint import Endpoint
+from orchestrator.hosts.known_hosts import host_pattern
 
 SSHD = shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}")
 
@@ -32,17 +33,33 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def openssh_server(folder: Path, host_key_kinds: tuple[str, ...] = ("ed25519",)) -> Iterator[Endpoint]:
-    """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it."""
+def openssh_server(
+    folder: Path,
+    host_key_kinds: tuple[str, ...] = ("ed25519",),
+    *,
+    name: str = "real",
+    address: str = "127.0.0.1",
+    settings: str = "",
+    netns: str = "",
+    prepare: Callable[[Path], str] | None = None,
+) -> Iterator[Endpoint]:
+    """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it.
+
+    `settings` are further lines of its configuration; with `netns` it listens in that network namespace.
+    `prepare` gets the folder once its keys are there and returns further lines too.
+    """
     if SSHD is None:
         pytest.skip("OpenSSH's sshd is not installed (apt-get install openssh-server)")
-    home, port = folder / "home", free_port()
+    home, port = folder / "home", 22 if netns else free_port()
     home.mkdir()
+    known_as = host_pattern(address, port)
     public = [make_key(folder / f"host_{kind}", kind) for kind in host_key_kinds]
     (folder / "authorized_keys").write_text(make_key(folder / "user"))
-    (folder / "known_hosts").write_text("".join(f"[127.0.0.1]:{port} {line}" for line in public))
+    (folder / "known_hosts").write_text("".join(f"{known_as} {line}" for line in public))
+    if prepare is not None:
+        settings += "\n" + prepare(folder)
     (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"{settings}\nPort {port}\nListenAddress {address}\nPidFile none\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "UsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no\n"
         f"Subsystem sftp internal-sftp\nSetEnv HOME={home}\n"
         + "".join(f"HostKey {folder}/host_{kind}\n" for kind in host_key_kinds)
@@ -50,18 +67,22 @@ def openssh_server(folder: Path, host_key_kinds: tuple[str, ...] = ("ed25519",))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     with (folder / "sshd.log").open("wb") as log:
-        server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        inside = ["ip", "netns", "exec", netns] if netns else []
+        server = subprocess.Popen([*inside, SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
     try:
-        wait_for_port(port)
+        if netns:
+            wait_for_word(folder / "sshd.log", "Server listening")
+        else:
+            wait_for_port(port)
         yield Endpoint(
-            name="real",
-            trust_name="real",
-            address="127.0.0.1",
+            name=name,
+            trust_name=name,
+            address=address,
             port=port,
             user=getpass.getuser(),
             identity_files=(folder / "user",),
             known_hosts=(folder / "known_hosts",),
-            known_as=f"[127.0.0.1]:{port}",
+            known_as=known_as,
             gateway=None,
             proxy_command=None,
             connect_timeout=10,
@@ -70,6 +91,27 @@ def openssh_server(folder: Path, host_key_kinds: tuple[str, ...] = ("ed25519",))
     finally:
         server.terminate()
         server.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def sshd_chain(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Runs the hosts outer, middle and inner, to be reached through one another.
+
+    Yields:
+        ssh's configuration for them, which allows what it can, and their lines for known_hosts.
+    """
+    with contextlib.ExitStack() as stack:
+        blocks, lines = [], []
+        for number, name in enumerate(("outer", "middle", "inner")):
+            (folder / name).mkdir()
+            found = stack.enter_context(openssh_server(folder / name, name=name))
+            jump = f"  ProxyJump {('outer', 'middle')[number - 1]}\n" if number else ""
+            blocks.append(
+                f"Host {name}\n  HostName 127.0.0.1\n  Port {found.port}\n  User {found.user}\n{jump}"
+                f"  IdentityFile {found.identity_files[0]}\n  StrictHostKeyChecking no\n"
+            )
+            lines.append(found.known_hosts[0].read_text())
+        yield "".join(blocks), lines
 
 
 def wait_for_port(port: int, seconds: float = 10) -> None:
@@ -82,6 +124,13 @@ def wait_for_port(port: int, seconds: float = 10) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def wait_for_word(file: Path, word: str, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while word not in file.read_text():
+        assert time.monotonic() < deadline, f"{file} does not say {word!r}: {file.read_text()}"
+        time.sleep(0.02)
 
 
 class Relay:

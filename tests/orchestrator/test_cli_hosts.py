@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_one_dead_host_does_not_hide_the_others(plain: Path, run_orch: RunOrch) 
     assert found["dead"]["unreachable"] is True
 
 
+def test_a_check_of_many_hosts_ends_with_a_summary_and_the_failed_can_be_checked_again(
+    plain: Path, run_orch: RunOrch
+) -> None:
+    run_orch("hosts", "trust", "gpu7", "--yes", cwd=plain)
+    checked = run_orch("hosts", "check", cwd=plain)
+    assert checked.code == 8
+    assert sorted(line.split()[0] for line in checked.stdout.splitlines()) == ["dead", "gpu7"]
+    assert "1 of 2 hosts failed: dead\n  next: `orch hosts check --failed`" in checked.stderr
+    again = run_orch("hosts", "check", "--failed", "--json", cwd=plain)
+    assert (again.code, [host["host"] for host in again.json()["hosts"]]) == (4, ["dead"])
+    limited = run_orch("hosts", "check", "--limit", "!dead", cwd=plain)
+    assert (limited.code, len(limited.stdout.splitlines())) == (0, 1)
+    assert run_orch("hosts", "check", "gpu7", "--failed", cwd=plain).code == 2
+
+
 def test_an_interpreter_that_is_not_there_is_the_hosts_fault(plain: Path, run_orch: RunOrch) -> None:
     text = (plain / "inventory.yaml").read_text()
     (plain / "inventory.yaml").write_text(text.replace("roles:", "python: /no/such/python, roles:"))
@@ -104,3 +120,15 @@ def test_a_host_that_is_not_in_the_inventory_is_a_usage_error(plain: Path, run_o
     assert done.code == 2
     assert done.json()["kind"] == "UnknownName"
     assert "did you mean 'gpu7'" in done.json()["error"]
+
+
+def test_gpus_of_hosts_are_shown_and_a_dead_one_hides_no_other(plain: Path, run_orch: RunOrch) -> None:
+    run_orch("hosts", "trust", "gpu7", "--yes", cwd=plain)
+    shown = run_orch("hosts", "gpus", cwd=plain)
+    assert shown.code == 8, shown.stderr
+    assert re.search(r"^gpu7  ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^dead  FAILED  dead", shown.stdout, re.MULTILINE)
+    record = run_orch("hosts", "gpus", "gpu7", "--json", cwd=plain).json()
+    assert record["schema"] == "orch/hosts-gpus/1"
+    assert record["hosts"][0]["error"] == ""
+    assert record["hosts"][0]["lock_dir"] == "/tmp/orch-gpu-locks"

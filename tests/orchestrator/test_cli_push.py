@@ -100,7 +100,7 @@ def test_one_dead_host_does_not_stop_the_others(lab: Path, run_orch: RunOrch) ->
     assert done.code == 8
     assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ["ct129", "ct200"]
     assert "error: dead" in done.stderr
-    assert "1 of 3 hosts failed" in done.stderr
+    assert "1 of 3 hosts failed: dead\n  next: `orch push --failed`" in done.stderr
     as_json = run_orch("push", "--all", "--json", "--payload", str(folder), cwd=lab)
     assert as_json.code == 8
     rows = {row["host"]: row for row in as_json.json()["hosts"]}
@@ -109,6 +109,44 @@ def test_one_dead_host_does_not_stop_the_others(lab: Path, run_orch: RunOrch) ->
         4,
         "unchanged",
     )
+
+
+def test_those_that_failed_are_tried_again_and_no_others(lab: Path, run_orch: RunOrch) -> None:
+    sandbox = (lab / ".orch").resolve() / "sandbox"
+    (lab / ".orch").unlink()
+    (lab / ".orch").mkdir()
+    (lab / ".orch" / "sandbox").symlink_to(sandbox)
+    folder = str(payload(lab))
+    early = run_orch("push", "--failed", "--payload", folder, cwd=lab)
+    assert (early.code, "no record of an `orch push`" in early.stderr) == (2, True)
+    assert run_orch("push", "--all", "--payload", folder, cwd=lab).code == 8
+    again = run_orch("push", "--failed", "--json", "--payload", folder, cwd=lab)
+    assert (again.code, [row["host"] for row in again.json()["hosts"]]) == (4, ["dead"])
+    inventory = (lab / "inventory.yaml").read_text()
+    (lab / "inventory.yaml").write_text(
+        inventory.replace("  dead: {address: 127.0.0.1, port", "  dead: {sandbox: ct200, workdir: ~/d}\n#")
+    )
+    mended = run_orch("push", "--failed", "--payload", folder, cwd=lab)
+    assert mended.code == 0, mended.stderr
+    assert mended.stdout.startswith("dead  installed")
+    nothing = run_orch("push", "--failed", "--payload", folder, cwd=lab)
+    assert (nothing.code, nothing.stdout) == (0, "")
+    assert "no host failed" in nothing.stderr
+
+
+def test_a_pattern_limits_the_hosts_and_faults_of_two_kinds_are_no_part_success(
+    lab: Path, run_orch: RunOrch
+) -> None:
+    folder = str(payload(lab))
+    some = run_orch("push", "--all", "--limit", "ct*,!ct200", "--json", "--payload", folder, cwd=lab)
+    assert (some.code, [row["host"] for row in some.json()["hosts"]]) == (0, ["ct129"])
+    none = run_orch("push", "--all", "--limit", "gpu*", "--payload", folder, cwd=lab)
+    assert (none.code, "--limit gpu* leaves no host" in none.stderr) == (2, True)
+    text = (lab / "inventory.yaml").read_text()
+    (lab / "inventory.yaml").write_text(text.replace("roles: [training]", "python: /no/such/python"))
+    both = run_orch("push", "--all", "--limit", "!ct129", "--at-once", "1", "--payload", folder, cwd=lab)
+    assert both.code == 6  # a dead link and a broken host: nothing was done, so not 8
+    assert "hosts failed" not in both.stderr
 
 
 @pytest.mark.parametrize(

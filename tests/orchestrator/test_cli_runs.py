@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.runs import _print_table, _what_is_left
+from orchestrator.cli.run_list import _print_table
+from orchestrator.cli.runs import _what_is_left
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.store import PULLED_SCHEMA
 from remote_payload import protocol
@@ -74,6 +75,35 @@ def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
     removed = run_orch("runs", "rm", run, cwd=sandbox_project)
     assert removed.code == 0, removed.stderr
     assert not Path(pulled["folder"]).exists()
+    _from_another_machine(run_orch, sandbox_project, run)
+
+
+def _from_another_machine(run_orch: RunOrch, project: Path, run: str) -> None:
+    """The record knows nothing of the run: it comes back from its host, and its folder there can go."""
+    listed = run_orch("runs", "ls", "--on", "ct129", cwd=project)
+    assert re.search(rf"^ct129:{run} +done ", listed.stdout, re.MULTILINE)
+    assert "orch runs attach ct129:" in listed.stderr
+    logs = run_orch("runs", "logs", f"ct129:{run}", "--json", cwd=project)
+    assert logs.json()["run"] == run
+    attached = run_orch("runs", "attach", f"ct129:{run}", cwd=project)
+    assert attached.code == 0, attached.stderr
+    assert "step_0160" in attached.stdout
+
+    kept = run_orch("runs", "prune", "--on", "ct129", cwd=project)
+    assert re.search(rf"^ct129 +{run} +done .* stays: ended lately$", kept.stdout, re.MULTILINE)
+    look = ("runs", "prune", "--on", "ct129", "--older", "0")
+    looked = run_orch(*look, cwd=project)
+    assert looked.code == 0, looked.stderr
+    assert re.search(rf"^ct129 +{run} +done .* can go$", looked.stdout, re.MULTILINE)
+    assert "nothing was removed" in looked.stderr
+    removed = run_orch(*look, "--yes", "--json", cwd=project).json()
+    assert removed["schema"] == "orch/runs-prune/1"
+    assert removed["removed"] is True
+    assert removed["bytes"] > 0
+    assert run in [item["job_id"] for item in removed["items"]]
+    left = run_orch("runs", "prune", "--on", "ct129", "--json", cwd=project).json()
+    assert run not in [item["job_id"] for item in left["items"]]
+    assert entry(run_orch, project, run, "--offline")["pulled"] == "complete"
 
 
 def test_a_run_on_a_host_that_is_away_is_unreachable_and_the_record_keeps_its_word(
@@ -135,6 +165,7 @@ def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_mo
         "host": "ct129",
         "suite": "quick",
         "created": time.time(),
+        "queue_position": None,
     }
     run = {"run": "20261130-044552-quick-7c8e79", **about}
     names = [f"step_{n:04d}" for n in range(12)]
@@ -144,6 +175,8 @@ def test_a_list_of_runs_fits_100_columns_and_says_how_many_drafters_there_are_mo
     assert re.search(r"step_0000(, step_\d{4})* \+\d+$", many)
     assert one.endswith("  step_0000")
     assert "step" not in none
+    _print_table([{**run, "state": "queued", "queue_position": 2, "drafters": names}])
+    assert "  queued (2)  " in capsys.readouterr().out
 
 
 def test_a_job_that_was_cancelled_before_it_began_kept_no_rows() -> None:

@@ -66,6 +66,15 @@ def test_what_the_input_raises_comes_through_and_the_program_ends(host: LocalHos
     assert not (tmp_path / "ended").exists()
 
 
+def test_a_fault_of_the_input_is_not_taken_for_one_of_the_program(host: LocalHost) -> None:
+    def missing() -> Iterator[bytes]:
+        raise FileNotFoundError(2, "the input is gone")
+        yield b""
+
+    with pytest.raises(FileNotFoundError, match="the input is gone"):
+        host.run(python("import sys; sys.stdin.read()"), stdin=missing())
+
+
 def test_the_deadline_stops_the_program_and_its_children(host: LocalHost, tmp_path: Path) -> None:
     source = (
         "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c',"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -96,3 +97,28 @@ def test_on_a_terminal_results_still_go_to_stdout(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "ct129 installed\nct200 installed\n"
     assert sys.stdout is before
     steps.close()
+
+
+def test_the_place_in_line_is_told_in_the_hosts_words_whenever_it_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrator = _Narrator(PlainView(Clock()), 1)
+    for place, reason in ((2, "place 2 in line"), (2, "place 2 in line"), (1, "next in line\x1b[2J")):
+        state = State("queued", reason=reason, queue_position=place)
+        narrator.look(Observation(Handle("ct129", "j", "r"), "queued", state))
+    assert capsys.readouterr().err.splitlines() == [
+        "queued on ct129: place 2 in line",
+        "queued on ct129: next in line\\x1b[2J",
+    ]
+
+
+def test_a_supervisor_without_a_sign_of_life_is_told_once_by_the_hosts_clock(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrator = _Narrator(PlainView(Clock()), 1)
+    handle = Handle("ct129", "j", "r")
+    for now, heartbeat in ((100.0, 95.0), (200.0, 95.0), (230.0, 95.0), (232.0, 231.0), (300.0, 231.0)):
+        narrator.look(Observation(handle, "running", State("running", heartbeat=heartbeat), now=now))
+    narrator.look(Observation(handle, "done", State("done", heartbeat=1.0), now=999.0))
+    told = [line for line in capsys.readouterr().err.splitlines() if "no sign" in line]
+    assert [re.findall(r"no sign for (.*?);", line) for line in told] == [["1 min 45 s"], ["1 min 09 s"]]

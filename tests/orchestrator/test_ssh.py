@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,9 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, HostFailedError, LinkError
-from orchestrator.hosts import open_host, trust
-from orchestrator.hosts.endpoint import Endpoint, resolve_alias, resolve_endpoint
+from orchestrator.hosts import SharedGateways, open_host, trust
+from orchestrator.hosts.endpoint import Endpoint, resolve_endpoint
+from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
+from orchestrator.hosts.sshconfig import resolve_alias
 from orchestrator.inventory import HostEntry, Inventory, load_inventory
 from tests.conftest import REPO
 from tests.orchestrator.ssh_servers import Relay, free_port, make_key, openssh_server
@@ -54,9 +57,20 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield found
 
 
+TRANSPORTS = {"fabric": SshHost, "openssh": OpensshHost}
+
+
+@pytest.fixture(scope="module", params=["fabric", pytest.param("openssh", marks=pytest.mark.sshd)])
+def transport(request: pytest.FixtureRequest) -> type[SshHost] | type[OpensshHost]:
+    """What a host is reached by; both keep the same contract."""
+    if request.param == "openssh" and shutil.which("ssh") is None:
+        pytest.skip("OpenSSH's client is not installed (apt-get install openssh-client)")
+    return TRANSPORTS[request.param]
+
+
 @pytest.fixture(scope="module")
-def host(endpoint: Endpoint) -> Iterator[SshHost]:
-    with closing(SshHost(endpoint)) as opened:
+def host(endpoint: Endpoint, transport: type[SshHost] | type[OpensshHost]) -> Iterator[SshHost | OpensshHost]:
+    with closing(transport(endpoint)) as opened:
         yield opened
 
 
@@ -513,6 +527,44 @@ def test_a_host_behind_a_gateway_is_reached_through_it(hops: Inventory) -> None:
         assert inner.run(["cat"], stdin=data).stdout == data
 
 
+def test_many_hosts_behind_one_gateway_share_its_session(hops: Inventory) -> None:
+    with SharedGateways() as shared:
+        inner = [open_host(hops, "inner", shared) for _ in range(3)]
+        assert [host.run(["printf", "x"]).stdout for host in inner] == [b"x"] * 3
+        (way,) = {host.gateway for host in inner}
+        assert way.connections == 1
+        inner[0].close()
+        assert inner[1].run(["printf", "on"]).stdout == b"on"
+        for host in inner:
+            host.close()
+    with pytest.raises(LinkError, match="closed here"):
+        way.run(["true"])
+
+
+def test_those_behind_a_dead_gateway_fail_together_not_one_after_the_other(hops: Inventory) -> None:
+    found = resolve_endpoint(hops, "inner")
+    assert found.gateway is not None
+    with socket.create_server(("127.0.0.1", 0)) as mute, SharedGateways() as shared:
+        gateway = replace(found.gateway, port=mute.getsockname()[1], connect_timeout=2)
+        inner = [SshHost(replace(found, gateway=gateway), shared) for _ in range(6)]
+        errors: list[str] = []
+
+        def attempt(host: SshHost) -> None:
+            with pytest.raises(LinkError) as caught:
+                host.run(["true"])
+            errors.append(caught.value.message)
+
+        threads = [threading.Thread(target=attempt, args=(host,)) for host in inner]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert time.monotonic() - started < 6
+    assert len(errors) == 6
+    assert all("ct200" in error for error in errors)
+
+
 def test_a_gateway_whose_key_is_not_known_stops_the_way(hops: Inventory, tmp_path: Path) -> None:
     inner = resolve_endpoint(hops, "inner")
     assert inner.gateway is not None
@@ -642,7 +694,7 @@ def test_an_ssh_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> No
     file = tmp_path / "config"
     file.write_bytes(b"Host a\n  \xff\xfe\n")
     with pytest.raises(ConfigError) as caught:
-        resolve_alias("a", (file,))
+        resolve_alias("a", files=(file,))
     assert str(file) in caught.value.message
 
 

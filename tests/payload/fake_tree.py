@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import remote_payload
 from remote_payload import protocol
@@ -35,7 +36,9 @@ def build(root: Path) -> Path:
 
 def seal(release: Path) -> None:
     """Writes the manifest of a release, as an installation does. Its content is taken for right."""
-    names = sorted(p.relative_to(release).as_posix() for p in release.rglob("*.py"))
+    ours = ("MANIFEST.json", "CHECKED.json")
+    found = [p for p in release.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.name not in ours]
+    names = sorted(p.relative_to(release).as_posix() for p in found)
     files = {
         n: {"size": (release / n).stat().st_size, "sha256": protocol.file_sha256(release / n)} for n in names
     }
@@ -45,10 +48,8 @@ def seal(release: Path) -> None:
     protocol.write_json(release / "CHECKED.json", {"stamps": stamps})
 
 
-def job(
-    job_id: str, *tags: str, payload_hash: str = "0" * 64, timeout_s: float | None = None
-) -> protocol.Job:
-    """Returns a job for the fake worker."""
+def job(job_id: str, *tags: str, payload_hash: str = "0" * 64, **more: Any) -> protocol.Job:
+    """Returns a job for the fake worker; `more` are other fields of it."""
     return protocol.Job(
         job_id=job_id,
         payload_hash=payload_hash,
@@ -58,6 +59,6 @@ def job(
         prompts="prompts.jsonl",
         prompts_hash=protocol.sha256_hex(b""),
         tags=list(tags),
-        timeout_s=timeout_s,
         created=1.0,
+        **more,
     )

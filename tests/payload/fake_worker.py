@@ -4,7 +4,8 @@
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
 exits 10, `refuse=TEXT` too, but it says so on stderr only; `silent` writes no summary; `fat` makes each row
 100 KiB; `lossless=N` says in the summary that N live outputs differ; `exit=N` ends with that code;
-`diagnose` leaves a diagnosis instead of a summary.
+`diagnose` leaves a diagnosis instead of a summary; `gpus` keeps in `gpus.json` which GPUs it saw, and from when to when
+it ran; `hang=N` stops for good before row N, once; `tail=S` takes S seconds from the last row to the summary.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
     job = protocol.Job.from_json(protocol.read_json(folder / "job.json"))
     wanted = dict(tag.partition("=")[::2] for tag in job.tags)
     (folder / "worker.pid").write_text(str(os.getpid()), encoding="ascii")
+    began = time.time()
     if "deaf" in wanted:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "fork" in wanted:
@@ -42,7 +44,12 @@ def main(argv: list[str]) -> int:
         protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
         sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
-    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted)
+    hang = int(wanted["hang"]) if "hang" in wanted and not (folder / "hung").exists() else None
+    _rows(folder, int(wanted.get("rows", 1)), float(wanted.get("pause", 0)), "fat" in wanted, hang)
+    time.sleep(float(wanted.get("tail", 0)))
+    if "gpus" in wanted:
+        seen = {"uuids": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
+        protocol.write_json(folder / "gpus.json", seen)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
     if "diagnose" in wanted:
@@ -60,11 +67,18 @@ def _proofs(wanted: dict[str, str]) -> dict[str, Any]:
     return {"lossless": {"outputs": 3, "equal": 3 - real, "near_ties": 0, "real": real, "divergences": []}}
 
 
-def _rows(folder: Path, total: int, pause: float, fat: bool) -> None:
+def _hang(folder: Path) -> None:
+    (folder / "hung").touch()
+    time.sleep(600)
+
+
+def _rows(folder: Path, total: int, pause: float, fat: bool, hang: int | None) -> None:
     rows, events = folder / "rows.jsonl", folder / "events.jsonl"
     protocol.trim_torn_line(rows)
     there = sum(1 for _ in protocol.iter_jsonl(rows))
     for index in range(there, total):
+        if index == hang:
+            _hang(folder)
         time.sleep(pause)
         row = {"row": index, "pid": os.getpid(), **({"text": "x" * 100_000} if fat else {})}
         protocol.append_lines(rows, [row])

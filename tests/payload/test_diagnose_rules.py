@@ -124,3 +124,29 @@ def test_two_prompts_name_nothing() -> None:
     variant = Variant("positions_plus1", Convention(), Alteration(), 8, 0, "positions")
     few = Difference(0.2, 0.1, 0.3, 5.0, 2)
     assert not Tried(variant, Compared(4.0, 1.0, few, few, few)).fits_better(37)
+
+
+def test_below_the_floor_another_rendering_is_a_candidate() -> None:
+    rendered = Check("template: thinking on", "note", "tau +0.9 with thinking on")
+    found = _judge(tau=1.4, checks=[*LOADED, rendered])
+    assert (found.verdict, found.unmeasured) == ("unknown", ("template",))
+    assert _judge(tau=3.0, checks=[*LOADED, rendered]).verdict == "ok"
+
+
+def test_a_handful_of_prompts_tells_nothing() -> None:
+    variant = Variant("no_final_norm", Convention(), Alteration(), 8, 0, "final_norm", {"value": False})
+    few = Difference(-0.2, -0.3, -0.1, -5.0, 5)
+
+    def versus(_first: Tried, _second: Tried) -> Compared:
+        raise AssertionError("nothing to compare")
+
+    found = judge(3.0, [Tried(variant, Compared(2.5, 1.0, few, few, few))], versus, LOADED)
+    assert (found.verdict, found.cause) == ("unknown", None)
+    assert "5 prompts are too few" in found.sentence
+
+
+def test_an_output_that_does_not_react_is_said() -> None:
+    dead = [*LOADED, Check("reaction", "fault", "the output does not move where the context is shuffled")]
+    found = _judge(checks=dead)
+    assert (found.verdict, found.cause) == ("unknown", None)
+    assert "does not move" in found.sentence

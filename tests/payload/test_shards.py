@@ -284,3 +284,14 @@ def test_outcomes_add_up() -> None:
     assert both == Outcome(
         [Refusal("a", "bad")], ["n", "m"], {"items": 5, "device": "cpu"}, {"features": 4.0, "x": 2.0}
     )
+
+
+def test_a_leased_gpu_is_found_by_the_hosts_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = make_job(tmp_path / "out", **SETTINGS)
+    job = replace(Job.from_json(read_json(folder / "job.json")), device="cuda:5", workers=2)
+    assert worker_devices(job) == ["cuda:5", "cuda:5"]
+    monkeypatch.setenv("ORCH_LEASED_GPUS", "3,5")
+    assert worker_devices(job) == ["cuda:1", "cuda:1"]
+    assert worker_devices(replace(job, device="cuda", workers=0)) == ["cuda"]
+    with pytest.raises(InputError, match=r"'cuda:4' is not among the leased GPUs \(3, 5\)"):
+        worker_devices(replace(job, device="cuda:4"))

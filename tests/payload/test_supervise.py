@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ class Desk:
         header = {"job": job.to_json(), "files": {"prompts.jsonl": len(prompts)}}
         return json.dumps(header).encode() + b"\n" + prompts
 
-    def launch(self, job_id: str, *tags: str, timeout_s: float | None = None) -> dict[str, Any]:
-        job = fake_tree.job(job_id, *tags, timeout_s=timeout_s)
-        return self.ask("launch", self.dir(job_id), stdin=self.request(job))
+    def launch(self, job_id: str, *tags: str, flags: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+        job = fake_tree.job(job_id, *tags, **more)
+        return self.ask("launch", self.dir(job_id), *flags, stdin=self.request(job))
 
     def observe(self, job_id: str, *words: str) -> dict[str, Any]:
         return dict(self.ask("observe", self.dir(job_id), *words)["jobs"][0])
@@ -241,7 +241,7 @@ def test_a_launch_stopped_half_way_leaves_nothing_running_and_can_be_asked_again
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(desk: Desk) -> None:
     (desk.tree / "remote_payload" / "supervise" / "run.py").write_text("")
     (desk.tree / "remote_payload" / "supervise" / "run.py").write_text(
-        "GRACE_S = 1.0\ndef run(folder): raise RuntimeError('no luck')\n"
+        "GRACE_S = 1.0\ndef run(*_): raise RuntimeError('no luck')\n"
     )
     reply = desk.launch("a")
     assert reply["rc"] == 1
@@ -366,11 +366,65 @@ def test_cancel_ends_a_deaf_worker_and_its_grandchild(desk: Desk) -> None:
     )
 
 
-def test_term_to_the_supervisor_cancels(desk: Desk) -> None:
+def test_int_to_the_supervisor_cancels(desk: Desk) -> None:
     pid = desk.launch("a", "rows=500", "pause=0.1")["state"]["pid"]
     desk.until("a", "running")
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
     assert desk.until("a", "cancelled")["reason"] == "cancelled on request"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_the_system_ends_is_preempted_and_resumes(desk: Desk, number: signal.Signals) -> None:
+    pid = desk.launch("a", "rows=6", "pause=0.2")["state"]["pid"]
+    wait_for(lambda: desk.rows("a"))
+    os.kill(pid, number)
+    assert desk.until("a", "preempted", "cancelled")["reason"].startswith("its supervisor was told to end")
+    wait_for(lambda: processes.tagged("a") == [])
+    manifest = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")
+    assert protocol.verify_manifest(desk.jobs / "a", manifest) == []
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "done")
+    assert [row["row"] for row in desk.rows("a")] == list(range(6))
+
+
+def test_a_job_that_the_system_ends_in_the_queue_is_preempted(desk: Desk) -> None:
+    desk.launch("a", "rows=500", "pause=0.1")
+    desk.until("a", "running")
+    pid = desk.launch("b")["state"]["pid"]
+    wait_for(lambda: desk.state("b").get("queue_position"))
+    os.kill(pid, signal.SIGTERM)
+    assert desk.until("b", "preempted", "cancelled")["state"] == "preempted"
+    desk.ask("cancel", desk.dir("a"), "--grace", "1")
+
+
+def test_a_worker_that_makes_no_progress_is_ended_says_where_it_stood_and_resumes(desk: Desk) -> None:
+    desk.launch("a", "rows=5", "hang=3", "pause=0.1", "deaf", stall_s=1.0)
+    state = desk.until("a", "timeout", "failed", "done")
+    assert state["state"] == "timeout"
+    assert state["reason"].startswith("made no progress for 1 s (last step: drafts d)")
+    assert state["signal"] == "SIGABRT"
+    assert "in _hang" in (desk.jobs / "a" / "worker.log").read_text()
+    assert len(desk.rows("a")) == 3
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "done")
+    assert [row["row"] for row in desk.rows("a")] == list(range(5))
+
+
+def test_a_slow_worker_that_makes_progress_is_left_alone(desk: Desk) -> None:
+    desk.launch("a", "rows=5", "pause=0.6", stall_s=1.5)
+    assert desk.until("a", "timeout", "failed", "done")["state"] == "done"
+
+
+def test_a_timed_out_job_resumes(desk: Desk) -> None:
+    desk.launch("a", "rows=8", "pause=0.2", timeout_s=1.0)
+    desk.until("a", "timeout")
+    kept = len(desk.rows("a"))
+    assert kept
+    assert desk.ask("resume", desk.dir("a"))["ok"]
+    desk.until("a", "timeout", "done")
+    rows = [row["row"] for row in desk.rows("a")]
+    assert rows == list(range(len(rows)))
+    assert len(rows) > kept
 
 
 def test_cancelling_a_finished_job_says_so_and_changes_nothing(desk: Desk) -> None:
@@ -565,6 +619,40 @@ def test_a_disk_that_fills_up_under_a_job_is_its_recorded_end_and_it_resumes(sma
     assert not (desk.jobs / "a" / ".reserve").exists()
 
 
+def test_a_disk_that_has_room_again_when_the_worker_is_looked_into_is_named_all_the_same(
+    small_desk: Desk,
+) -> None:
+    desk = small_desk
+    desk.launch("a", "rows=60", "pause=0.5")
+    wait_for(lambda: desk.rows("a"))
+    supervisor = desk.state("a")["pid"]
+    filler = fill(desk.jobs)
+    time.sleep(0.4)  # the supervisor has looked
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        wait_for(lambda: processes.tagged("a") == [supervisor] or not alive(desk.pid("a")))
+        filler.unlink()
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    reason = desk.until("a", "failed")["reason"]
+    assert reason.startswith(
+        f"the disk was full at {desk.jobs / 'a'} shortly before; the worker ended with exit code 1"
+    )
+
+
+def test_a_cancel_on_a_full_disk_is_a_cancel(small_desk: Desk) -> None:
+    desk = small_desk
+    desk.launch("a", "hang=0")
+    wait_for(lambda: (desk.jobs / "a" / "hung").exists())
+    filler = fill(desk.jobs)
+    began = time.monotonic()
+    reply = desk.ask("cancel", desk.dir("a"), "--grace", "1")
+    filler.unlink()
+    assert reply["state"]["state"] == "cancelled", reply
+    assert reply["left"] == []
+    assert time.monotonic() - began < 12
+
+
 def test_a_launch_on_a_full_disk_names_it_and_leaves_no_process(small_desk: Desk) -> None:
     filler = fill(small_desk.jobs)
     reply = small_desk.launch("a")
@@ -605,7 +693,7 @@ def test_what_is_in_the_supervisors_way_is_named(desk: Desk) -> None:
     desk.jobs.mkdir()
     (desk.jobs / ".queue").write_text("not a folder")
     desk.launch("a")
-    assert desk.until("a", "failed")["reason"] == f"supervisor: {desk.jobs / '.queue'}: File exists"
+    assert desk.until("a", "failed")["reason"] == f"{desk.jobs / '.queue'} is no folder; remove it"
 
 
 BROKEN = ["{garbage", "[]", "null", '{"schema": "orch/state/1", "state": 7}']

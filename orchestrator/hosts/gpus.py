@@ -1,0 +1,111 @@
+"""The GPUs of hosts: who leased them, who else uses them, who waits. One connection and one exec request a host.
+
+What always holds: hosts are asked at the same time, and one that does not answer costs the others nothing; every
+fault comes back in its host's record with its remedy, none is raised. Nothing has to be installed there but Python,
+and nothing is changed. What leases say of themselves was written by users of that host: it is shown, never trusted.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import HostFailedError, OrchError
+from orchestrator.hosts import remote
+from orchestrator.hosts.connect import open_host, resolve_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.hosts.base import Host
+    from orchestrator.inventory import HostEntry, Inventory
+
+__all__ = ["HostGpus", "look_at_gpus", "look_at_hosts"]
+
+_PARALLEL = 16
+_ANSWER_S = 90.0
+
+
+@dataclass(frozen=True)
+class HostGpus:
+    """What was found on one host. `error` is empty if all is well; `now` is the host's clock.
+
+    `gpus` and `line` are records as the host gives them (`hosts/scripts/gpus.py`), complete by their keys.
+    """
+
+    host: str
+    seconds: float
+    nvidia_smi: bool = False
+    now: float = 0.0
+    lock_dir: str = ""
+    gpus: tuple[dict[str, Any], ...] = ()
+    line: tuple[dict[str, Any], ...] = field(default=())
+    error: str = ""
+    hint: str = ""
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record for `--json`."""
+        return asdict(self)
+
+
+def look_at_hosts(inventory: Inventory, names: Sequence[str]) -> list[HostGpus]:
+    """Looks at the GPUs of hosts, at the same time; the order is that of `names`.
+
+    Raises:
+        ConfigError: a name is not in the inventory.
+    """
+    for name in names:
+        inventory.host(name)
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return list(pool.map(lambda name: _look(inventory, name), names))
+
+
+def _look(inventory: Inventory, name: str) -> HostGpus:
+    started = time.monotonic()
+    try:
+        entry = resolve_entry(inventory, name)
+        with closing(open_host(inventory, name)) as host:
+            return look_at_gpus(host, entry)
+    except OrchError as error:
+        return HostGpus(
+            name,
+            time.monotonic() - started,
+            error=error.message,
+            hint=error.hint,
+            exit_code=error.exit_code,
+        )
+
+
+def look_at_gpus(host: Host, entry: HostEntry) -> HostGpus:
+    """Looks at the GPUs of one host.
+
+    Raises:
+        LinkError: it does not answer.
+        HostFailedError: Python, nvidia-smi or the folder of locks does not work there.
+    """
+    started = time.monotonic()
+    arguments = {
+        "env": dict(entry.env),
+        "lock_dir": entry.lock_dir,
+        "gpus": None if entry.gpus is None else [str(name) for name in entry.gpus],
+        "gpu_free": entry.gpu_free,
+    }
+    found = remote.call(host, "gpus", arguments, python=entry.python, timeout=_ANSWER_S)
+    if found["fault"]:
+        raise HostFailedError(
+            f"{entry.name}: {found['fault']}",
+            f"mend that on {entry.name}; jobs with `--device cpu` run there",
+        )
+    return HostGpus(
+        entry.name,
+        time.monotonic() - started,
+        nvidia_smi=bool(found["nvidia_smi"]),
+        now=float(found["now"]),
+        lock_dir=str(found["lock_dir"]),
+        gpus=tuple(found["gpus"]),
+        line=tuple(found["line"]),
+    )
