@@ -83,7 +83,7 @@ def run_orch(empty_home: Path) -> Callable[..., OrchRun]:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str = "",
-        timeout: float = 120,
+        timeout: float = 300,
     ) -> OrchRun:
         inherited = {
             key: value

@@ -10,8 +10,8 @@ __all__ = ["MUTATIONS", "mutate"]
 MUTATIONS: dict[str, tuple[str, str, str]] = {
     "anchor in the context": (
         "drafters/masks.py",
-        'end = anchor + 1 if convention.context == "through_anchor" else anchor',
-        "end = anchor + 1",
+        '_ENDS = {"before_anchor": 0,',
+        '_ENDS = {"before_anchor": 1,',
     ),
     "causal block": (
         "drafters/masks.py",
@@ -32,8 +32,8 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
     "layer - 1": ("drafters/dflash.py", "return [layer + 1 +", "return [layer +"),
     "final norm skipped": (
         "drafters/dflash.py",
-        'return self._norm(hidden[:, self.first_label :], "norm.weight")',
-        "return hidden[:, self.first_label :]",
+        'return self._norm(hidden, "norm.weight") if self.convention.final_norm else hidden',
+        "return hidden",
     ),
     "wrong rope theta": ("drafters/rope.py", "1.0 / (rope.theta**steps)", "1.0 / (10000.0**steps)"),
     "fc not loaded": (
@@ -41,7 +41,11 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
         "self._weights = {name: t.to(device, dtype) for name, t in checkpoint.tensors.items()}",
         "self._weights = {n: t if n != 'fc.weight' else t.roll(1, 0) for n, t in checkpoint.tensors.items()}",
     ),
-    "hidden norm skipped": ("drafters/dflash.py", "if self.convention.hidden_norm:", "if False:"),
+    "hidden norm skipped": (
+        "drafters/dflash.py",
+        "if self.convention.hidden_norm else hidden",
+        "if False else hidden",
+    ),
     "labels shifted": ("drafters/dflash.py", "return 1 - self.convention.label_offset", "return 0"),
     "layers reversed": ("features.py", "for index in wanted]", "for index in reversed(wanted)]"),
 }
