@@ -44,8 +44,8 @@ def _evidence(document: Mapping[str, Any]) -> str:
     declared = document.get("declared")
     if not declared:
         return ""
-    cause = document["cause"]
-    best = next((one for one in document["sweep"] if one["variant"] == cause), None) if cause else None
+    # A cause of the files has no candidate: nothing was measured for it.
+    best = document["candidates"][0] if document["cause"] and document["candidates"] else None
     said = f"τ {_number(declared['tau'], 2)} as declared, {_number(declared['nll'], 3)} nats a true token"
     if best is not None:
         said += (
@@ -64,7 +64,7 @@ def _mends(document: Mapping[str, Any]) -> str:
     mends = document.get("mends")
     if not mends:
         return ""
-    cause = next(one for one in document["candidates"] if one["variant"] == document["cause"])
+    cause = document["candidates"][0]
     lines = [
         _item("in training", cause["training"]),
         _item("in a script", f"the same happens in an evaluation script that {cause['script']}"),
@@ -82,15 +82,12 @@ def _mends(document: Mapping[str, Any]) -> str:
 
 
 def _candidates(document: Mapping[str, Any]) -> str:
-    others = [one for one in document["candidates"] if one["variant"] != document["cause"]]
+    named = bool(document["cause"])
+    others = document["candidates"][1:] if named else document["candidates"]
     if not others:
         return ""
-    lines = [_item(one["variant"], one["what"]) for one in others]
-    return (
-        "not told apart from it:\n" + "".join(lines)
-        if document["cause"]
-        else "candidates:\n" + "".join(lines)
-    )
+    head = "not told apart from it:\n" if named else "candidates:\n"
+    return head + "".join(_item(one["variant"], one["what"]) for one in others)
 
 
 def _sweep(document: Mapping[str, Any]) -> str:

@@ -9,7 +9,29 @@ import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, QuietOption, open_inventory, talk
 from orchestrator.cli.ending import stop_code
-from orchestrator.cli.eval_options import Attn, BatchTokens, Thinking, option
+from orchestrator.cli.eval_options import (
+    Attn,
+    BatchTokens,
+    BlockSize,
+    ConventionSettings,
+    Device,
+    DraftConfig,
+    Dtype,
+    Forgive,
+    NoStop,
+    PayloadTree,
+    Release,
+    RunLabel,
+    Stall,
+    StopTokenId,
+    SuiteName,
+    TargetName,
+    Thinking,
+    Threads,
+    Timeout,
+    Wait,
+    option,
+)
 from orchestrator.cli.values import setting, stops
 
 if TYPE_CHECKING:
@@ -38,17 +60,14 @@ def diagnose(
     prompts_file: Annotated[
         Path | None, option("--prompts-file", f"Prompts, one JSON object a line. {_SUITE}", "FILE")
     ] = None,
-    target: Annotated[str | None, option("--target", "[default: the inventory's]", "NAME")] = None,
-    suite: Annotated[str | None, option("--suite", "[default: the inventory's]", "NAME")] = None,
+    target: TargetName = None,
+    suite: SuiteName = None,
     baseline: Annotated[
         str | None,
         option("--baseline", "A sound drafter to lay beside it. [default: the inventory's]", "REF"),
     ] = None,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="No drafter beside it.")] = False,
-    convention: Annotated[
-        list[str] | None,
-        option("--convention", "How the checkpoint was trained. May be repeated.", "KEY=VALUE"),
-    ] = None,
+    convention: ConventionSettings = None,
     adopt: Annotated[
         bool,
         typer.Option("--adopt", help="Write a convention that fits into orch.json beside the checkpoint."),
@@ -56,33 +75,23 @@ def diagnose(
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=1, help="Tokens of an output, at most.", metavar="N")
     ] = TOKENS,
-    stop_token_id: Annotated[list[int] | None, option("--stop-token-id", _SUITE, "ID", min=0)] = None,
-    no_stop: Annotated[bool, typer.Option("--no-stop", help="Go on to the limit.")] = False,
-    block_size: Annotated[
-        int | None, option("--block-size", "[default: the checkpoint's own]", "B", min=1)
-    ] = None,
-    draft_config: Annotated[
-        Path | None, option("--draft-config", "The drafter's config, for a raw training state.", "FILE")
-    ] = None,
-    forgive: Annotated[
-        list[str] | None, option("--forgive", "A tensor to pass over. May be repeated.", "TENSOR")
-    ] = None,
-    dtype: Annotated[
-        str | None, option("--dtype", "float32, bfloat16 or float16. [default: the target's]", "DTYPE")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
-    threads: Annotated[
-        int | None, option("--threads", "CPU threads. [default: the target's]", "N", min=0)
-    ] = None,
+    stop_token_id: StopTokenId = None,
+    no_stop: NoStop = False,
+    block_size: BlockSize = None,
+    draft_config: DraftConfig = None,
+    forgive: Forgive = None,
+    wait: Wait = 120.0,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    threads: Threads = None,
     attn: Attn = None,
     enable_thinking: Thinking = None,
     batch_tokens: BatchTokens = None,
-    label: Annotated[str, option("--label", "A name for the run.", "NAME")] = "diagnose",
-    timeout: Annotated[float | None, option("--timeout", "End the job after S seconds.", "S", min=1)] = None,
-    payload: Annotated[Path | None, option("--payload", "Run your own payload.", "DIR")] = None,
-    release: Annotated[
-        str | None, option("--release", "Push nothing: run an installed release.", "current|HASH")
-    ] = None,
+    label: RunLabel = "diagnose",
+    timeout: Timeout = None,
+    stall: Stall = 3600.0,
+    payload: PayloadTree = None,
+    release: Release = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     inventory: InventoryOption = None,
@@ -120,6 +129,8 @@ def diagnose(
         threads=threads,
         samples=0,
         timeout_s=timeout,
+        stall_s=stall,
+        wait_s=wait,
         payload=payload,
         release=release,
     )

@@ -12,15 +12,31 @@ from orchestrator.cli.ending import stop_code
 from orchestrator.cli.eval_options import (
     Attn,
     BatchTokens,
+    BlockSize,
+    ConventionSettings,
+    Device,
+    DraftConfig,
+    Dtype,
     FeaturesWhere,
+    Forgive,
     Gpus,
+    NoStop,
+    PayloadTree,
+    Release,
+    RunLabel,
     SamplesPerPrompt,
     Seed,
     Stall,
+    StopTokenId,
+    SuiteName,
+    TargetName,
     Temperature,
     Thinking,
+    Threads,
+    Timeout,
     TopK,
     TopP,
+    Wait,
     Workers,
 )
 from orchestrator.cli.values import setting, stops
@@ -58,14 +74,8 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", help="[default: the inventory's]", metavar="NAME", show_default=False),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option("--suite", help="[default: the inventory's]", metavar="NAME", show_default=False),
-    ] = None,
+    target: TargetName = None,
+    suite: SuiteName = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -77,9 +87,7 @@ def evaluate(
     ] = None,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only the checkpoints named.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
-    label: Annotated[
-        str, typer.Option("--label", help="A name for the run.", metavar="NAME", show_default=False)
-    ] = "",
+    label: RunLabel = "",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -104,66 +112,16 @@ def evaluate(
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", min=1, help=_SUITE, metavar="N", show_default=False)
     ] = None,
-    stop_token_id: Annotated[
-        list[int] | None,
-        typer.Option("--stop-token-id", min=0, help=_SUITE, metavar="ID", show_default=False),
-    ] = None,
-    no_stop: Annotated[bool, typer.Option("--no-stop", help="Go on to the limit.")] = False,
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            "--block-size", min=1, help="[default: each checkpoint's own]", metavar="B", show_default=False
-        ),
-    ] = None,
-    convention: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--convention",
-            help="How the checkpoints were trained. May be repeated.",
-            metavar="KEY=VALUE",
-            show_default=False,
-        ),
-    ] = None,
-    draft_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--draft-config",
-            help="The drafter's config (a file here), for raw training_state.pt checkpoints without one.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
-    forgive: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--forgive",
-            help="A tensor that may be unknown, not finite or all zero. May be repeated.",
-            metavar="TENSOR",
-            show_default=False,
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            "--wait", min=0, help="Seconds to wait for a checkpoint that is still being written.", metavar="S"
-        ),
-    ] = 120.0,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            help="float32, bfloat16 or float16. [default: the target's]",
-            metavar="DTYPE",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0 ...", metavar="DEVICE")] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=0, help="CPU threads. [default: the target's]", metavar="N", show_default=False
-        ),
-    ] = None,
+    stop_token_id: StopTokenId = None,
+    no_stop: NoStop = False,
+    block_size: BlockSize = None,
+    convention: ConventionSettings = None,
+    draft_config: DraftConfig = None,
+    forgive: Forgive = None,
+    wait: Wait = 120.0,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    threads: Threads = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
@@ -186,12 +144,7 @@ def evaluate(
         ),
     ] = None,
     save_outputs: Annotated[bool, typer.Option("--save-outputs", help="Keep output token ids.")] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", min=1, help="End the job after S seconds.", metavar="S", show_default=False
-        ),
-    ] = None,
+    timeout: Timeout = None,
     stall: Stall = 3600.0,
     tail: Annotated[
         str, typer.Option("--tail", help="Of summaries: full or truncated.", metavar="TAIL")
@@ -199,19 +152,8 @@ def evaluate(
     engine: Annotated[
         str, typer.Option("--engine", help="replay, live or both.", metavar="ENGINE")
     ] = "replay",
-    payload: Annotated[
-        Path | None,
-        typer.Option("--payload", help="Run your own payload.", metavar="DIR", show_default=False),
-    ] = None,
-    release: Annotated[
-        str | None,
-        typer.Option(
-            "--release",
-            help="Push nothing: run the host's `current` release, or an installed one by its hash.",
-            metavar="current|HASH",
-            show_default=False,
-        ),
-    ] = None,
+    payload: PayloadTree = None,
+    release: Release = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look at everything, start nothing.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

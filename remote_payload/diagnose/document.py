@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_payload.diagnose.meanings import UNTELLABLE, meaning
+from remote_payload.diagnose.meanings import meaning
 from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def document(
         facts: what else the run learnt (`declared`, `statistics`, `reference`, `cost` ...).
     """
     spec = job.drafters[0]
+    # What is named stands first; without a name the candidates stand in the order of their tau.
     chosen = [verdict.chosen] if verdict.chosen else []
-    candidates = [
-        _candidate(one) for one in sorted([*chosen, *verdict.rivals], key=lambda one: -one.compared.tau)
-    ]
+    found = [*chosen, *verdict.rivals]
+    if verdict.cause is None:
+        found.sort(key=lambda one: -one.compared.tau)
+    candidates = [_candidate(one) for one in found]
     candidates += [
         {
             "variant": slug,
@@ -50,14 +52,7 @@ def document(
         }
         for slug in verdict.unmeasured
     ]
-    if verdict.cause:
-        # The cause stands first; what no evaluation tells from it stands beside it.
-        candidates.sort(key=lambda one: one["variant"] != verdict.cause)
-        candidates += [
-            {"variant": slug, "tau": None, "delta": None, "low": None, "high": None, "what": words}
-            for slug, words in UNTELLABLE.get(verdict.cause, {}).items()
-        ]
-    found = {
+    record = {
         "schema": DIAGNOSE_SCHEMA,
         "verdict": verdict.verdict,
         "cause": verdict.cause,
@@ -78,7 +73,7 @@ def document(
         "payload_hash": job.payload_hash,
         **(facts or {}),
     }
-    return dict(_finite(found))
+    return dict(_finite(record))
 
 
 def _candidate(one: Tried) -> dict[str, Any]:

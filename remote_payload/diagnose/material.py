@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from remote_payload.engines.replay import walk_end
+from remote_payload.errors import InputError
 from remote_payload.features import Captured, capture_features
 from remote_payload.items import Item, batches
+from remote_payload.memory import shown_bytes
 from remote_payload.sampling import Sampling
+from remote_payload.target.size import device_room
 
 if TYPE_CHECKING:
     from remote_payload.memory import Room
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from remote_payload.trajectories import Need
 
 __all__ = ["Batch", "Material", "gather"]
+
+SHARE = 0.7
+"""Share of the machine's memory that features may take."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,12 @@ def gather(
         need: what they were continued to.
         indices: entries of `hidden_states`.
         batch_tokens, progress, room: as of `features.capture_features`.
+
+    Raises:
+        InputError: the features of all variants would not fit into this machine's memory.
     """
-    items = list(items)
+    items, indices = list(items), sorted(set(indices))
+    _check_room(target, items, len(indices))
     captured = capture_features(
         target, items, indices, Sampling(), batch_tokens=batch_tokens, progress=progress, room=room
     )
@@ -118,3 +128,14 @@ def gather(
         spots = [(row, i) for row, number in enumerate(numbers) for i in range(ends[number])]
         packed.append(Batch(list(group), numbers, [row for row, _ in spots], [i for _, i in spots]))
     return Material(items, packed, need, captured, ends)
+
+
+def _check_room(target: Target, items: Sequence[Item], count: int) -> None:
+    """Refuses features that would not fit, before any is made: every layer that some variant reads is kept."""
+    needed = sum(item.length for item in items) * count * target.hidden_size * target.dtype.itemsize
+    _, memory = device_room(torch.device("cpu"))
+    if needed > SHARE * memory:
+        raise InputError(
+            f"the target's features for {len(items)} prompts take {shown_bytes(needed)} ({count} hidden states), this "
+            f"machine has {shown_bytes(memory)} of memory: fewer or shorter prompts, or fewer new tokens"
+        )

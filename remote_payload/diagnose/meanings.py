@@ -246,13 +246,6 @@ _OF_FILES: dict[str, Meaning] = {
 }
 SLUGS = frozenset(_MEANINGS) | frozenset(_OF_FILES)
 
-UNTELLABLE: dict[str, dict[str, str]] = {
-    "rope_theta": {
-        "rope_theta": "a theta near this one gives nearly the same rotations: the base is known to about its order of magnitude"
-    },
-}
-"""Cause -> what no evaluation can tell from it, and why."""
-
 
 def meaning(slug: str, parameters: Mapping[str, Any], *, restores: bool = False) -> Meaning:
     """Returns the sentences of a variant.

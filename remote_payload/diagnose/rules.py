@@ -108,8 +108,9 @@ NEXT = {
 class Verdict:
     """What is the matter: `orch/diagnose/1`'s verdict, cause and confidence, in words, and what else fits.
 
-    `chosen` is the variant that is named; `rivals` those that cannot be told from it; `unmeasured` are slugs of
-    what no variant can show.
+    `chosen` is the variant that is named; `rivals` those that cannot be told from it: of other slugs where the
+    verdict is `unknown`, else the same departure with other parameters. `unmeasured` are slugs of what no variant can
+    show.
     """
 
     verdict: str
@@ -177,17 +178,19 @@ def judge(
 
 def _departure(fits: list[Tried], versus: Callable[[Tried, Tried], Compared]) -> Verdict:
     top = fits[0]
-    rivals, margins = [], []
+    rivals: list[Tried] = []
+    alike: list[Tried] = []
+    margins = []
     for other in fits[1:]:
-        if other.variant.slug == top.variant.slug:
-            continue
+        same = other.variant.slug == top.variant.slug
         against = versus(top, other)
         blunt = {top.variant.slug, other.variant.slug} & _NOT_BY_TAU
         margin = against.gain.score if blunt else max(against.gain.score, agreement(against))
         clusters = against.gain.clusters
-        margins.append(_sure(margin, clusters))
+        if not same:
+            margins.append(_sure(margin, clusters))
         if margin < student_quantile(max(clusters - 1, 1), 1 - SEPARATION / 2):
-            rivals.append(other)
+            (alike if same else rivals).append(other)
     own = top.compared
     score = own.gain.score if top.variant.slug in _NOT_BY_TAU else max(own.gain.score, agreement(own))
     confidence = min([_sure(score, own.gain.clusters), *margins])
@@ -203,8 +206,10 @@ def _departure(fits: list[Tried], versus: Callable[[Tried, Tried], Compared]) ->
             rivals,
         )
     if top.variant.slug == "head":
-        return Verdict("loading", "head", confidence, f"not loaded as meant: {words.what}", top)
-    return Verdict("convention", top.variant.slug, confidence, f"convention mismatch: {words.what}", top)
+        return Verdict("loading", "head", confidence, f"not loaded as meant: {words.what}", top, alike)
+    return Verdict(
+        "convention", top.variant.slug, confidence, f"convention mismatch: {words.what}", top, alike
+    )
 
 
 def _suspected(tau: float, suspects: list[Tried]) -> Verdict:

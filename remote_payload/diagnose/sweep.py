@@ -18,7 +18,7 @@ from remote_payload.engines.candidates import best_candidates
 from remote_payload.memory import MASK_ELEMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from remote_payload.diagnose.material import Batch, Material
     from remote_payload.diagnose.probe import ProbeDrafter
@@ -93,8 +93,11 @@ def measure(
         truths = batch.truths(len(slots))
         found = np.empty(truths.shape, dtype=np.float32)
         right = np.empty(truths.shape, dtype=bool)
-        for places, hidden in _passes(drafter, context, batch, room):
-            found[places], right[places] = scorer(hidden[:, slots], truths[places])
+
+        def score(places: list[int], hidden: torch.Tensor) -> None:
+            found[places], right[places] = scorer(hidden[:, slots], truths[places])  # noqa: B023 - used at once
+
+        _draft(drafter, context, batch, room, score)
         starts = np.cumsum([0, *(material.ends[number] for number in batch.numbers)])
         for number, start, stop in zip(batch.numbers, starts, starts[1:], strict=False):
             nll[number], hits[number] = found[start:stop], right[start:stop]
@@ -102,28 +105,36 @@ def measure(
     return Measured([nll[n] for n in numbers], [hits[n] for n in numbers], scorer.entropy, scorer.not_finite)
 
 
-def _passes(
-    drafter: ProbeDrafter, context: Context, batch: Batch, room: Room
-) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Runs the blocks of all anchors of a batch: (places, [n, B, H] before the final norm) of each pass."""
+def _draft(
+    drafter: ProbeDrafter,
+    context: Context,
+    batch: Batch,
+    room: Room,
+    score: Callable[[list[int], torch.Tensor], None],
+) -> None:
+    """Runs the blocks of all anchors of a batch; `score` gets (places, [n, B, H] before the final norm) of each pass.
+
+    No more than one pass's hidden states are held.
+    """
     device = drafter.device
     rows = torch.tensor(batch.rows, device=device)
     anchors = torch.tensor(batch.anchors(), device=device)
     tokens = torch.tensor(batch.tokens(), device=device)
-    groups = _groups(batch) if drafter.alteration.blocks else [[place] for place in range(len(batch.rows))]
+    together = bool(drafter.alteration.blocks)
+    groups = _groups(batch) if together else [[place] for place in range(len(batch.rows))]
     most = max(1, MASK_ELEMENTS // drafter.mask_elements(context) // max(map(len, groups), default=1))
 
-    def run(start: int, stop: int) -> tuple[list[int], torch.Tensor]:
+    def run(start: int, stop: int) -> None:
         some = groups[start:stop]
         places = [place for group in some for place in group]
-        if drafter.alteration.blocks:
+        if together:
             of = [number for number, group in enumerate(some) for _ in group]
             hidden = drafter.slots_together(context, of, rows[places], anchors[places], tokens[places])
         else:
             hidden = drafter.slots(context, rows[places], anchors[places], tokens[places])
-        return places, hidden
+        score(places, hidden)
 
-    yield from room.pieces("anchors drafted", len(groups), most, run)
+    room.pieces("anchors drafted", len(groups), most, run)
 
 
 def _groups(batch: Batch) -> list[list[int]]:

@@ -2,8 +2,7 @@
 
 What always holds: a variant differs from the declared way in one thing; its slug names a departure from the
 published convention. Where the variant is the published value and the declared one is not, the slug is the
-declared value's and `restores` is set: the harness departs, not the drafter. Variants of one `family` change the
-same thing, so at most one of a family can be the truth.
+declared value's and `restores` is set: the harness departs, not the drafter.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Variant:
         slug: what it is called (the module's docstring).
         convention, alteration, block_size: how it is run.
         label_offset: slot k predicts the token at anchor + k + this (the convention's, or -1).
-        family: what it changes.
         parameters: `layer`, `offset`, `value`, as far as there are any.
         restores: it is the published value, the declared one is not.
         settings: the convention's settings that make this the declared way; None if no setting does.
@@ -63,7 +61,6 @@ class Variant:
     alteration: Alteration
     block_size: int
     label_offset: int
-    family: str
     parameters: dict[str, Any] = field(default_factory=dict)
     restores: bool = False
     settings: dict[str, Any] | None = None
@@ -98,9 +95,7 @@ def neighbours(
         facts: the target's.
         own_head: whether the drafter scores with a head of its own.
     """
-    declared = Variant(
-        "declared", convention, Alteration(), block_size, convention.label_offset, "declared", settings={}
-    )
+    declared = Variant("declared", convention, Alteration(), block_size, convention.label_offset, settings={})
     of = _Around(declared, config, facts)
     return declared, [
         *of.settings(rule),
@@ -118,7 +113,7 @@ class _Around:
     def __init__(self, declared: Variant, config: DFlashConfig, facts: Facts) -> None:
         self.base, self.config, self.facts = declared, config, facts
 
-    def _set(self, slug: str, family: str, parameters: dict[str, Any], **settings: Any) -> Variant:
+    def _set(self, slug: str, parameters: dict[str, Any], **settings: Any) -> Variant:
         """A variant that is another value of a convention's setting."""
         restores = all(
             value == getattr(type(self.base.convention)(), name) for name, value in settings.items()
@@ -127,7 +122,6 @@ class _Around:
         return replace(
             self.base,
             slug=slug,
-            family=family,
             convention=changed,
             label_offset=changed.label_offset,
             parameters=parameters,
@@ -135,14 +129,11 @@ class _Around:
             settings=settings,
         )
 
-    def _alter(
-        self, slug: str, family: str, parameters: dict[str, Any] | None = None, **changes: Any
-    ) -> Variant:
+    def _alter(self, slug: str, parameters: dict[str, Any] | None = None, **changes: Any) -> Variant:
         """A variant that no setting makes."""
         return replace(
             self.base,
             slug=slug,
-            family=family,
             alteration=replace(self.base.alteration, **changes),
             parameters=parameters or {},
             settings=None,
@@ -157,37 +148,32 @@ class _Around:
         for value in ("before_anchor", "through_anchor", "one_short"):
             if value != now.context:
                 slug = slugs.get(value) or slugs[now.context]
-                yield self._set(slug, "context", {"value": value}, context=value)
+                yield self._set(slug, {"value": value}, context=value)
         at = now.block_position_offset
         for offset in sorted({at - 1, at + 1, 0} - {at}):
             sign = "positions_plus1" if (offset or at) > 0 else "positions_minus1"
-            yield self._set(sign, "positions", {"offset": offset}, block_position_offset=offset)
+            yield self._set(sign, {"offset": offset}, block_position_offset=offset)
         at = now.hidden_index_offset
         for offset in sorted({at - 1, at + 1, 0} - {at}):
             if self._inside([layer + 1 + offset for layer in self.config.target_layer_ids]):
                 sign = "layer_plus1" if (offset or at) > 0 else "layer_minus1"
-                yield self._set(sign, "layers", {"offset": offset}, hidden_index_offset=offset)
+                yield self._set(sign, {"offset": offset}, hidden_index_offset=offset)
         yield self._set(
             "label_shift",
-            "labels",
             {"offset": 1 - now.label_offset},
             label_offset=1 - now.label_offset,
         )
         if self.base.block_size > 2 and not now.label_offset:
-            shifted = self._alter("label_shift", "labels", {"offset": -1})
+            shifted = self._alter("label_shift", {"offset": -1})
             yield replace(shifted, label_offset=-1)
         other = "bidirectional" if now.in_block == "causal" else "causal"
-        yield self._set("causal_block", "in_block", {"value": other}, in_block=other)
-        yield self._set(
-            "no_hidden_norm", "hidden_norm", {"value": not now.hidden_norm}, hidden_norm=not now.hidden_norm
-        )
-        yield self._set(
-            "no_final_norm", "final_norm", {"value": not now.final_norm}, final_norm=not now.final_norm
-        )
+        yield self._set("causal_block", {"value": other}, in_block=other)
+        yield self._set("no_hidden_norm", {"value": not now.hidden_norm}, hidden_norm=not now.hidden_norm)
+        yield self._set("no_final_norm", {"value": not now.final_norm}, final_norm=not now.final_norm)
         if any(self.config.windows):
             for value in WINDOW_RULES:
                 if value != rule:
-                    yield self._set("window_rule", "window", {"value": value}, window_rule=value)
+                    yield self._set("window_rule", {"value": value}, window_rule=value)
 
     def _inside(self, indices: list[int]) -> bool:
         return all(0 <= index <= self.facts.num_layers for index in indices)
@@ -205,38 +191,32 @@ class _Around:
                 if self._inside(list(changed)):
                     slug = "layer_plus1" if offset > 0 else "layer_minus1"
                     layer = self.config.target_layer_ids[place]
-                    yield self._alter(
-                        slug, "layers", {"layer": layer, "offset": offset}, feature_indices=changed
-                    )
+                    yield self._alter(slug, {"layer": layer, "offset": offset}, feature_indices=changed)
         if len(indices) > 1:
-            yield self._alter("layers_reversed", "layers", feature_indices=indices[::-1])
+            yield self._alter("layers_reversed", feature_indices=indices[::-1])
 
     def context(self) -> Iterator[Variant]:
         """Which features are where."""
-        yield self._alter("no_context", "context_order", context_order="newest")
+        yield self._alter("no_context", context_order="newest")
         for order in ("reversed", "shuffled"):
-            yield self._alter("context_order", "context_order", {"value": order}, context_order=order)
-        yield self._alter("positions_zero", "positions", positions_from_zero=True)
+            yield self._alter("context_order", {"value": order}, context_order=order)
+        yield self._alter("positions_zero", positions_from_zero=True)
 
     def block(self) -> Iterator[Variant]:
         """The block: its size, its mask token, its scale, other blocks."""
         size = self.base.block_size
         sizes = {size // 2, size * 2, self.config.block_size} - {size, 0, 1}
         for other in sorted(sizes):
-            yield replace(self._alter("block_size", "block_size", {"value": other}), block_size=other)
-        yield from (
-            self._alter("cross_block", "cross_block", {"value": kind}, blocks=kind)
-            for kind in ("all", "earlier")
-        )
+            yield replace(self._alter("block_size", {"value": other}), block_size=other)
+        yield from (self._alter("cross_block", {"value": kind}, blocks=kind) for kind in ("all", "earlier"))
         rows = {"zero": -1, **self.facts.special, "id 0": 0}
         seen: set[int] = {self.config.mask_token_id}
         for name, token in rows.items():
             if token not in seen and self.base.block_size > 1:
                 seen.add(token)
-                yield self._alter("mask_token", "mask_token", {"value": name, "id": token}, mask=token)
+                yield self._alter("mask_token", {"value": name, "id": token}, mask=token)
         yield self._alter(
             "embedding_scale",
-            "embedding",
             {"value": "sqrt(hidden size)"},
             embedding_scale=self.facts.hidden_size**0.5,
         )
@@ -251,16 +231,16 @@ class _Around:
         ):
             if not math.isclose(theta, now.theta):
                 value = 0 if theta == self.config.rope.theta else int(theta) if theta.is_integer() else theta
-                yield self._set("rope_theta", "rope", {"value": theta}, rope_theta=value)
+                yield self._set("rope_theta", {"value": theta}, rope_theta=value)
         shares = {1.0, *PARTIALS, *([self.facts.partial] if self.facts.partial else [])}
         for share in sorted(shares - {now.partial}):
             if int(self.config.head_dim * share) >= 2:
-                yield self._alter("rope_partial", "rope", {"value": share}, rope=replace(now, partial=share))
-        yield self._alter("rope_interleaved", "rope", rope=replace(now, interleaved=True))
+                yield self._alter("rope_partial", {"value": share}, rope=replace(now, partial=share))
+        yield self._alter("rope_interleaved", rope=replace(now, interleaved=True))
 
     def ends(self, own_head: bool) -> Iterator[Variant]:
         """What scores the drafter's states."""
         if own_head:
-            yield self._alter("head", "head", {"value": "head of the target"}, head="target")
+            yield self._alter("head", {"value": "head of the target"}, head="target")
         if not self.facts.tied:
-            yield self._alter("head", "head", {"value": "embedding"}, head="embedding")
+            yield self._alter("head", {"value": "embedding"}, head="embedding")

@@ -12,24 +12,24 @@ h/g query/key-value heads, d head dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from remote_payload.drafters.attention import Reads, attend
 from remote_payload.drafters.checkpoint import Checkpoint, effective_rule
 from remote_payload.drafters.heads import Head, own_head
 from remote_payload.drafters.masks import block_mask, context_end, context_mask
-from remote_payload.drafters.rope import inverse_frequencies
+from remote_payload.drafters.rope import rotate, rotation
 from remote_payload.drafters.slabs import Slab, arrange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from remote_payload.drafters.config import RopeConfig
     from remote_payload.drafters.convention import Convention
 
-__all__ = ["Context", "DFlashDrafter", "rotate"]
+__all__ = ["Context", "DFlashDrafter"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class DFlashDrafter:
 
     def turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rotary embedding's cosines and sines of positions: [..., d'] float32 each."""
-        return _rotation(positions, self.config.head_dim, self.rope)
+        return rotation(positions, self.config.head_dim, self.rope)
 
     # ------------------------------------------------------------------ drafting
 
@@ -194,7 +194,7 @@ class DFlashDrafter:
 
     def _reading(
         self, context: Context, trajectories: torch.Tensor, anchors: torch.Tensor
-    ) -> list[tuple[_Reads, dict[int | None, torch.Tensor]]]:
+    ) -> list[tuple[Reads, dict[int | None, torch.Tensor]]]:
         """Says what of the context the rows read: once per pass, and per window only once per layer kind."""
         shift = context_end(self.convention)
         ends = [max(0, min(context.length, anchor + shift)) for anchor in anchors.tolist()]
@@ -204,7 +204,7 @@ class DFlashDrafter:
             rows = None if everything else torch.tensor(slab.rows, device=self.device)
             whole = slab.trajectories == list(range(context.keys[0].shape[0]))
             chosen = None if whole else torch.tensor(slab.trajectories, device=self.device)
-            reads = _Reads(rows, chosen, len(slab.trajectories), slab.each, slab.seen)
+            reads = Reads(rows, chosen, len(slab.trajectories), slab.each, slab.seen)
             at = anchors if rows is None else anchors[rows]
             reading.append((reads, {w: self._mask(w, at, reads) for w in set(self.config.windows)}))
         return reading
@@ -213,7 +213,7 @@ class DFlashDrafter:
         """Says which rows share a pass over their trajectory's context (`slabs.arrange`)."""
         return arrange(trajectories, ends, self.block_size)
 
-    def _mask(self, window: int | None, anchors: torch.Tensor, reads: _Reads) -> torch.Tensor:
+    def _mask(self, window: int | None, anchors: torch.Tensor, reads: Reads) -> torch.Tensor:
         """[trajectories, 1, groups*each*B, seen + each*B], zero where a slot sees and -inf where not."""
         block, each = self.block_size, reads.each
         before = self.context_seen(anchors, reads.seen, window)
@@ -249,7 +249,7 @@ class DFlashDrafter:
         layer: int,
         hidden: torch.Tensor,
         context: Context,
-        reading: list[tuple[_Reads, dict[int | None, torch.Tensor]]],
+        reading: list[tuple[Reads, dict[int | None, torch.Tensor]]],
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         at = f"layers.{layer}."
@@ -257,7 +257,7 @@ class DFlashDrafter:
         queries, keys, values = self.block_parts(layer, inner, turn)
         window = self.config.windows[layer]
         parts = [
-            _attend(queries, keys, values, (context.keys[layer], context.values[layer]), reads, masks[window])
+            attend(queries, keys, values, (context.keys[layer], context.values[layer]), reads, masks[window])
             for reads, masks in reading
         ]
         attended = parts[0]
@@ -312,80 +312,3 @@ class _Embedding:
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._rows)
-
-
-class _Reads(NamedTuple):
-    """A slab of `size` trajectories (see `slabs`) as tensors: `rows` and `trajectories` are None where they are all, in order."""
-
-    rows: torch.Tensor | None
-    trajectories: torch.Tensor | None
-    size: int
-    each: int
-    seen: int
-
-
-def _attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor],
-    reads: _Reads,
-    mask: torch.Tensor,
-) -> torch.Tensor:
-    """Attention of a slab's rows to their trajectory's context and their own blocks.
-
-    Query heads that share a key head, and the rows that share a context, are laid out as one long sequence
-    of queries: keys and values are neither repeated per head nor copied per row.
-
-    Args:
-        queries: [N, h, B, d] of the whole pass; keys, values: [N, g, B, d].
-        context: keys and values of the layer, [P, g, T, d].
-        reads: the slab.
-        mask: from `_mask`.
-
-    Returns:
-        [rows of the slab, B, h*d].
-    """
-    if reads.rows is not None:
-        queries, keys, values = queries[reads.rows], keys[reads.rows], values[reads.rows]
-    rows, heads, block, width = queries.shape
-    kv, count, each = keys.shape[1], reads.size, reads.each
-    asked = queries.reshape(count, each, kv, heads // kv, block, width).permute(0, 2, 3, 1, 4, 5)
-    stored = []
-    for own, before in zip((keys, values), context, strict=True):
-        before = before[:, :, : reads.seen]
-        before = before if reads.trajectories is None else before[reads.trajectories]
-        own = (
-            own.reshape(count, each, kv, block, width).transpose(1, 2).reshape(count, kv, each * block, width)
-        )
-        stored.append(torch.cat([before, own], dim=2))
-    attended = F.scaled_dot_product_attention(
-        asked.reshape(count, kv, -1, width), stored[0], stored[1], attn_mask=mask
-    )
-    attended = attended.reshape(count, kv, heads // kv, each, block, width).permute(0, 3, 4, 1, 2, 5)
-    return attended.reshape(rows, block, heads * width)
-
-
-def _rotation(positions: torch.Tensor, head_dim: int, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns cosines and sines, [..., d'] float32, d' the dimensions that turn."""
-    frequencies, scale = inverse_frequencies(rope, head_dim, positions.device)
-    angles = positions.float()[..., None] * frequencies
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos() * scale, angles.sin() * scale
-
-
-def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], rope: RopeConfig) -> torch.Tensor:
-    """Turns [P, heads, T, d] by [T, d'] or [P, T, d']; dimensions past d' pass through.
-
-    Dimension i turns with dimension i + d'/2, or, where the config is `interleaved`, 2i with 2i + 1.
-    """
-    cos, sin = (part.to(x.dtype) for part in turn)
-    if cos.dim() == 3:
-        cos, sin = cos[:, None], sin[:, None]
-    width = cos.shape[-1]
-    active, rest = x[..., :width], x[..., width:]
-    if rope.interleaved:
-        active = active.reshape(*active.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
-    first, second = active.chunk(2, dim=-1)
-    turned = active * cos + torch.cat([-second, first], dim=-1) * sin
-    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

@@ -21,7 +21,7 @@ from remote_payload.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RopeConfig", "YarnConfig", "inverse_frequencies", "read_rope"]
+__all__ = ["RopeConfig", "YarnConfig", "inverse_frequencies", "read_rope", "rotate", "rotation"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,31 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -
     stretched = 1.0 / (rope.yarn.factor * rope.theta**steps)
     ramp = _ramp(rope.yarn, rope.theta, width).to(device)
     return stretched * ramp + plain * (1 - ramp), rope.yarn.attention_factor
+
+
+def rotation(positions: torch.Tensor, head_dim: int, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns cosines and sines, [..., d'] float32, d' the dimensions that turn."""
+    frequencies, scale = inverse_frequencies(rope, head_dim, positions.device)
+    angles = positions.float()[..., None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], rope: RopeConfig) -> torch.Tensor:
+    """Turns [P, heads, T, d] by [T, d'] or [P, T, d']; dimensions past d' pass through.
+
+    Dimension i turns with dimension i + d'/2, or, where the config is `interleaved`, 2i with 2i + 1.
+    """
+    cos, sin = (part.to(x.dtype) for part in turn)
+    if cos.dim() == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    width = cos.shape[-1]
+    active, rest = x[..., :width], x[..., width:]
+    if rope.interleaved:
+        active = active.reshape(*active.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+    first, second = active.chunk(2, dim=-1)
+    turned = active * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
 def _ramp(yarn: YarnConfig, theta: float, width: int) -> torch.Tensor:

@@ -174,7 +174,7 @@ def ids(harness: Harness) -> list[int]:
 def _slots(
     harness: Harness, checkpoint: Checkpoint, alteration: Alteration, ids: list[int], anchors: list[int]
 ) -> torch.Tensor:
-    variant = Variant("test", Convention(), alteration, 8, 0, "test")
+    variant = Variant("test", Convention(), alteration, 8, 0)
     probe = _probe(harness, checkpoint, variant)
     features, _ = harness.target.hidden_states([ids], probe.feature_indices)
     context = probe.prepare(features)
@@ -218,7 +218,7 @@ def test_a_reversed_context_has_its_features_at_reversed_positions(
 def test_a_shuffled_context_keeps_every_feature_within_its_stretch(
     harness: Harness, checkpoint: Checkpoint, pair: Pair, ids: list[int]
 ) -> None:
-    variant = Variant("test", Convention(), Alteration(context_order="shuffled"), 8, 0, "test")
+    variant = Variant("test", Convention(), Alteration(context_order="shuffled"), 8, 0)
     positions = _probe(harness, checkpoint, variant).context_positions(64)
     assert sorted(positions.tolist()) == list(range(64))
     assert positions.tolist() != list(range(64))
@@ -257,10 +257,10 @@ def test_blocks_that_see_each_other_are_training_s_mask(
 @torch.no_grad()
 def test_interleaved_rope_turns_neighbours(harness: Harness, checkpoint: Checkpoint) -> None:
     """Complex multiplication of (x[2i], x[2i+1]), written out."""
-    from remote_payload.drafters.dflash import rotate
+    from remote_payload.drafters.rope import rotate
 
     rope = replace(checkpoint.config.rope, interleaved=True)
-    variant = Variant("test", Convention(), Alteration(rope=rope), 8, 0, "test")
+    variant = Variant("test", Convention(), Alteration(rope=rope), 8, 0)
     probe = _probe(harness, checkpoint, variant)
     x = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
     positions = torch.tensor([0, 1, 7, 30, 100])

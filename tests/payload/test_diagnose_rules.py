@@ -22,7 +22,7 @@ def _difference(delta: float, score: float) -> Difference:
 
 
 def _tried(slug: str, gain: float, score: float, *, tau: float = 3.0, tau_score: float = 0.0) -> Tried:
-    variant = Variant(slug, Convention(), Alteration(), 8, 0, slug, {"value": True, "offset": 1, "id": 1})
+    variant = Variant(slug, Convention(), Alteration(), 8, 0, {"value": True, "offset": 1, "id": 1})
     compared = Compared(
         tau,
         1.0,
@@ -121,7 +121,7 @@ def test_overflow_has_its_name() -> None:
 
 
 def test_two_prompts_name_nothing() -> None:
-    variant = Variant("positions_plus1", Convention(), Alteration(), 8, 0, "positions")
+    variant = Variant("positions_plus1", Convention(), Alteration(), 8, 0)
     few = Difference(0.2, 0.1, 0.3, 5.0, 2)
     assert not Tried(variant, Compared(4.0, 1.0, few, few, few)).fits_better(37)
 
@@ -134,7 +134,7 @@ def test_below_the_floor_another_rendering_is_a_candidate() -> None:
 
 
 def test_a_handful_of_prompts_tells_nothing() -> None:
-    variant = Variant("no_final_norm", Convention(), Alteration(), 8, 0, "final_norm", {"value": False})
+    variant = Variant("no_final_norm", Convention(), Alteration(), 8, 0, {"value": False})
     few = Difference(-0.2, -0.3, -0.1, -5.0, 5)
 
     def versus(_first: Tried, _second: Tried) -> Compared:

@@ -10,8 +10,7 @@ import torch
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from remote_payload.drafters.dflash import _rotation
-from remote_payload.drafters.rope import read_rope
+from remote_payload.drafters.rope import read_rope, rotation
 from remote_payload.errors import CheckpointError
 
 WHERE = Path("config.json")
@@ -45,7 +44,7 @@ def test_rotations_equal_transformers(scaling: dict[str, Any], form: str) -> Non
         raw["rope_parameters"] = {**scaling, "rope_theta": theta}
     else:
         raw |= {"rope_scaling": scaling, "rope_theta": theta}
-    found = _rotation(positions, head, read_rope(raw, WHERE))
+    found = rotation(positions, head, read_rope(raw, WHERE))
     assert torch.allclose(found[0], cos[0], atol=2e-5, rtol=0)
     assert torch.allclose(found[1], sin[0], atol=2e-5, rtol=0)
 
@@ -66,8 +65,8 @@ def test_what_cannot_be_computed_exactly_is_refused(raw: dict[str, Any], message
         read_rope(raw, WHERE)
 
 
-def test_yarn_is_another_rotation() -> None:
+def test_yarn_is_anotherrotation() -> None:
     plain = read_rope({"rope_theta": 1e5}, WHERE)
     yarn = read_rope({"rope_theta": 1e5, "rope_scaling": YARN, "max_position_embeddings": 1024}, WHERE)
     places = torch.tensor([500])
-    assert not torch.allclose(_rotation(places, 32, plain)[0], _rotation(places, 32, yarn)[0], atol=1e-2)
+    assert not torch.allclose(rotation(places, 32, plain)[0], rotation(places, 32, yarn)[0], atol=1e-2)
