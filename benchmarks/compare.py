@@ -22,16 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from remote_payload.protocol import (
-    DrafterSpec,
-    Job,
-    State,
-    TargetSpec,
-    build_manifest,
-    canonical_json,
-    sha256_hex,
-    write_json,
-)
+from remote_payload.durable import canonical_json, sha256_hex, write_json
+from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec, build_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = {"chain": 1.0, "ddtree:16": 1.25, "ddtree:64": 1.4}

@@ -28,9 +28,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from remote_payload.drafters.config import read_config
 from remote_payload.drafters.tensors import expected_tensors
+from remote_payload.durable import iter_jsonl, read_json
 from remote_payload.evaluate import run_job
 from remote_payload.memory import Room, peak_rss_bytes
-from remote_payload.protocol import DrafterSpec, Job, Row, TargetSpec, iter_jsonl, read_json
+from remote_payload.protocol import DrafterSpec, Job, Row, TargetSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "examples" / "tiny"

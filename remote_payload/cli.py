@@ -16,19 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from remote_payload.durable import ProtocolError, file_sha256, read_json, write_json
 from remote_payload.errors import InputError, PromptError
 from remote_payload.proof import EXIT_DIFFERS, fault
-from remote_payload.protocol import (
-    DrafterSpec,
-    Job,
-    ProtocolError,
-    TargetSpec,
-    build_manifest,
-    file_sha256,
-    new_job_id,
-    read_json,
-    write_json,
-)
+from remote_payload.protocol import DrafterSpec, Job, TargetSpec, build_manifest, new_job_id
 
 __all__ = [
     "Help",

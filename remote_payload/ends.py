@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
+from remote_payload.durable import ProtocolError, read_json, write_json
 from remote_payload.errors import TargetError
-from remote_payload.protocol import ProtocolError, read_json, write_json
 from remote_payload.target import Target
 
 __all__ = ["EndsTarget", "Record", "read_record", "record_ends"]

@@ -18,6 +18,7 @@ import torch
 from remote_payload.ahead import ahead
 from remote_payload.devices import open_device
 from remote_payload.drafters.checkpoint import Checkpoint, load_checkpoint
+from remote_payload.durable import canonical_json, read_json, sha256_hex
 from remote_payload.ends import EndsTarget, read_record, record_ends
 from remote_payload.engines.live import check_convention, make_verifier
 from remote_payload.engines.live.rows import LiveMeasuring
@@ -33,7 +34,7 @@ from remote_payload.memory import Room
 from remote_payload.outcome import ENGINES, Outcome
 from remote_payload.plan import Candidate, Refusal, check_fit, plan_drafters
 from remote_payload.prompts import Prompt, Tokenizing
-from remote_payload.protocol import Job, canonical_json, read_json, sha256_hex
+from remote_payload.protocol import Job
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import Chain, parse_shapes

@@ -25,9 +25,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from remote_payload.durable import canonical_json, sha256_hex, sync_directory
 from remote_payload.errors import InputError
 from remote_payload.memory import shown_bytes
-from remote_payload.protocol import canonical_json, sha256_hex, sync_directory
 
 if TYPE_CHECKING:
     from remote_payload.items import Item

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from remote_payload.durable import ProtocolError, file_sha256, read_json, sha256_hex, tree_hash, write_json
 from remote_payload.errors import TargetError
-from remote_payload.protocol import ProtocolError, file_sha256, read_json, sha256_hex, tree_hash, write_json
 
 __all__ = ["model_hash"]
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import transformers
 
+from remote_payload.durable import iter_jsonl, write_json
 from remote_payload.engines.parity import engine_reports
 from remote_payload.figures import duplicate_rates
 from remote_payload.plan import Refusal
-from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row, iter_jsonl, write_json
+from remote_payload.protocol import SUMMARY_SCHEMA, Job, Row
 from remote_payload.summary import bias_notes, overshoot_notes, summarize
 
 __all__ = ["ENGINES", "Outcome", "merged", "write_summary"]

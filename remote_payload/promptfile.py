@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from remote_payload.durable import canonical_json
 from remote_payload.errors import PromptError
-from remote_payload.protocol import canonical_json
 
 __all__ = ["FORMS", "Prompt", "parse_prompts"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remote_payload.durable import canonical_json, sha256_hex
 from remote_payload.errors import PromptError
 from remote_payload.promptfile import Prompt, parse_prompts
-from remote_payload.protocol import canonical_json, sha256_hex
 
 __all__ = ["Prompt", "Tokenized", "Tokenizing", "prompt_hash", "read_prompts"]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from remote_payload.protocol import Event, Row, append_lines, canonical_json, iter_jsonl, trim_torn_line
+from remote_payload.durable import append_lines, canonical_json, iter_jsonl, trim_torn_line
+from remote_payload.protocol import Event, Row
 
 __all__ = ["Progress", "Reporter", "ResultFolder", "Silent"]
 

@@ -25,12 +25,12 @@ from safetensors.torch import load_file
 from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.convention import Convention
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.durable import read_json
 from remote_payload.engines.replay import ReplayBatch
 from remote_payload.features import Captured, capture_features
 from remote_payload.importable import import_problems
 from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
-from remote_payload.protocol import read_json
 from remote_payload.results import Silent
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes

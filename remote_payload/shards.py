@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from remote_payload.durable import append_lines, read_json, trim_torn_line
 from remote_payload.errors import InputError
 from remote_payload.fingerprint import model_hash
 from remote_payload.outcome import Outcome, merged
-from remote_payload.protocol import Job, Row, append_lines, read_json, trim_torn_line
+from remote_payload.protocol import Job, Row
 from remote_payload.results import Progress, ResultFolder
 from remote_payload.share import SHARES, Share, none_left
 from remote_payload.supervise.launch import job_environment, payload_command

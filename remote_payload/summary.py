@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from remote_payload.durable import canonical_json
 from remote_payload.figures import by_context_length, by_output_position, conditional_survival
-from remote_payload.protocol import Row, canonical_json
+from remote_payload.protocol import Row
 from remote_payload.shapes import parse_shape
 from remote_payload.tau import (
     BIAS_WORTH_A_WARNING,

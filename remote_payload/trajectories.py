@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from remote_payload.durable import ProtocolError, canonical_json, read_json, sha256_hex, write_json
 from remote_payload.prompts import prompt_hash
-from remote_payload.protocol import ProtocolError, canonical_json, read_json, sha256_hex, write_json
 from remote_payload.sampling import Sampling, Spot
 from remote_payload.target import Step, Target
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from remote_payload.durable import read_json, write_json
 from remote_payload.errors import InputError
 from remote_payload.evaluate import run_share
-from remote_payload.protocol import Job, read_json, write_json
+from remote_payload.protocol import Job
 from remote_payload.share import Share, bound_to, holding
 
 __all__ = ["share_main", "work_share"]

@@ -5,7 +5,7 @@ What always holds:
 * `resolve` turns references into folders without reading them, `inspect` looks at one and hashes exactly
   the files that the payload's reader takes, `stage` makes those files exist on another host under that hash.
   Of a trainer's raw state only the drafter's tensors are read and sent, as safetensors; no pickle is ever run.
-* A checkpoint's identity is `protocol.tree_hash` over those files; where it lies and what it is called is
+* A checkpoint's identity is `durable.tree_hash` over those files; where it lies and what it is called is
   not part of it. Staging never sends what is there, and never leaves a part of something.
 * A name of the inventory wins over a path of the same spelling (`./name` is the path). Relative paths start
   in the current folder when typed, beside the inventory when written there, in the home folder on a host.

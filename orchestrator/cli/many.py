@@ -100,7 +100,7 @@ def failed_before(book: Inventory, command: str) -> list[str]:
         UsageError: it is not known to have run here.
     """
     from orchestrator.errors import UsageError
-    from remote_payload.protocol import ProtocolError, read_json
+    from remote_payload.durable import ProtocolError, read_json
 
     file = _file(book, command)
     try:
@@ -116,7 +116,7 @@ def failed_before(book: Inventory, command: str) -> list[str]:
 def note_failed(book: Inventory, command: str, failed: Sequence[str], *, tried: Sequence[str]) -> None:
     """Notes who failed, for `--failed`. What failed before and was not tried now is still to be done."""
     from orchestrator.errors import UsageError
-    from remote_payload.protocol import write_json
+    from remote_payload.durable import write_json
 
     try:
         before = failed_before(book, command)

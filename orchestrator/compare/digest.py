@@ -27,7 +27,7 @@ import numpy as np
 
 from orchestrator.compare.columns import SeriesKey, Settings
 from orchestrator.compare.table import Item, Part, RunTable, parse_rows
-from remote_payload.protocol import ProtocolError, file_sha256, sha256_hex
+from remote_payload.durable import ProtocolError, file_sha256, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

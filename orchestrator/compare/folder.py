@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.digest import Digest, read_digest
 from orchestrator.errors import ResultsError
+from remote_payload.durable import ProtocolError, read_json
 from remote_payload.proof import fault
-from remote_payload.protocol import (
-    TERMINAL_STATES,
-    Job,
-    ProtocolError,
-    State,
-    read_json,
-    verify_manifest,
-)
+from remote_payload.protocol import TERMINAL_STATES, Job, State, verify_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ from orchestrator.compare.model import (
     RunProvenance,
 )
 from orchestrator.errors import ResultsError
-from remote_payload.protocol import ProtocolError, State, check_schema, read_json
+from remote_payload.durable import ProtocolError, read_json
+from remote_payload.protocol import State, check_schema
 from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.columns import SeriesKey, Settings
-from remote_payload.protocol import ROW_SCHEMA, ProtocolError, Row, canonical_json, check_schema
+from remote_payload.durable import ProtocolError, canonical_json
+from remote_payload.protocol import ROW_SCHEMA, Row, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,8 @@ from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample, SampleDraft
 from orchestrator.compare.names import natural_key
 from orchestrator.errors import ResultsError, UsageError
-from remote_payload.protocol import SAMPLE_SCHEMA, ProtocolError, canonical_json, check_schema, iter_jsonl
+from remote_payload.durable import ProtocolError, canonical_json, iter_jsonl
+from remote_payload.protocol import SAMPLE_SCHEMA, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.compare.columns import Ints, Lengths, SeriesKey, Shape, draft_slots, rounds_of
 from orchestrator.compare.records import Place, check_record, place_of, series_key
-from remote_payload.protocol import ProtocolError, iter_jsonl
+from remote_payload.durable import ProtocolError, iter_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

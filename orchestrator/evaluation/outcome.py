@@ -21,7 +21,8 @@ from orchestrator.errors import (
     ResultsError,
 )
 from remote_payload import proof
-from remote_payload.protocol import SUMMARY_SCHEMA, ProtocolError, check_schema, read_json
+from remote_payload.durable import ProtocolError, read_json
+from remote_payload.protocol import SUMMARY_SCHEMA, check_schema
 from remote_payload.tau import BIAS_WORTH_A_WARNING
 from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 

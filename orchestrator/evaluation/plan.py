@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.errors import CheckpointRejectedError, ConfigError, UsageError
 from orchestrator.hosts import resolve_entry
 from orchestrator.inventory import nearest
+from remote_payload.durable import sha256_hex
 from remote_payload.errors import PromptError
 from remote_payload.promptfile import parse_prompts
-from remote_payload.protocol import DrafterSpec, Job, TargetSpec, new_job_id, sha256_hex
+from remote_payload.protocol import DrafterSpec, Job, TargetSpec, new_job_id
 from remote_payload.vocabulary import DTYPES, ENGINES, FEATURES, TAILS, convention_fault, shape_fault
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import LinkError
-from remote_payload.protocol import ProtocolError, read_json
+from remote_payload.durable import ProtocolError, read_json
 
 __all__ = [
     "SCHEMA",

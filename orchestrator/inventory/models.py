@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from remote_payload.protocol import ProtocolError, canonical_path
+from remote_payload.durable import ProtocolError, canonical_path
 from remote_payload.vocabulary import convention_fault, shape_fault
 
 __all__ = [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import HostFailedError, OrchError, UsageError
 from orchestrator.hosts import remote
 from orchestrator.launch.base import Cancelled, Cursor, Handle, LogPiece, Observation
-from remote_payload.protocol import Event, Job, ProtocolError, State, canonical_path
+from remote_payload.durable import ProtocolError, canonical_path
+from remote_payload.protocol import Event, Job, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

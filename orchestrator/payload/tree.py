@@ -1,7 +1,7 @@
 """The payload as a tree of files: which ship, their identity, their archive.
 
 What always holds: a tree is read once and kept in memory, so that what is checked, hashed and sent are the
-same bytes; its identity is `protocol.tree_hash` over path, size and SHA-256, whatever machine or package
+same bytes; its identity is `durable.tree_hash` over path, size and SHA-256, whatever machine or package
 format it came from; links and special files are refused by name; the archive of a tree is the same bytes
 every time.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
 from orchestrator.text import human_bytes
-from remote_payload import protocol
+from remote_payload import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +68,7 @@ class Tree:
     @functools.cached_property
     def hash(self) -> str:
         """The release's identity."""
-        return protocol.tree_hash((file.path, file.size, file.sha256) for file in self.files)
+        return durable.tree_hash((file.path, file.size, file.sha256) for file in self.files)
 
     @property
     def bytes(self) -> int:
@@ -162,7 +162,7 @@ def _read(root: Path, prefix: str = PACKAGE) -> tuple[dict[str, TreeFile], list[
             raise UsageError(f"{path} has {human_bytes(status.st_size)}: {_TOO_BIG}", _TOO_BIG_HINT)
         data = path.read_bytes()
         mode = 0o755 if status.st_mode & 0o100 else 0o644
-        files[name] = TreeFile(name, data, protocol.sha256_hex(data), mode)
+        files[name] = TreeFile(name, data, durable.sha256_hex(data), mode)
     return files, excluded
 
 

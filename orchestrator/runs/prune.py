@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import OrchError
 from orchestrator.launch import launcher_for
 from orchestrator.launch.base import ENDED
-from remote_payload.protocol import TERMINAL_STATES, ProtocolError, canonical_json, read_json, sha256_hex
+from remote_payload.durable import ProtocolError, canonical_json, read_json, sha256_hex
+from remote_payload.protocol import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from orchestrator.hosts.base import Host

@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import HostFailedError, ResultsError, UsageError
 from orchestrator.launch.base import ENDED
 from orchestrator.runs.store import PULLED_SCHEMA, Pulled, Run
-from remote_payload.protocol import (
-    MANIFEST_SCHEMA,
-    RESULT_FILES,
-    ProtocolError,
-    State,
-    check_schema,
-    file_sha256,
-    trim_torn_line,
-    write_json,
-)
+from remote_payload.durable import ProtocolError, file_sha256, trim_torn_line, write_json
+from remote_payload.protocol import MANIFEST_SCHEMA, RESULT_FILES, State, check_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

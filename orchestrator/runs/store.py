@@ -18,15 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import ResultsError, UsageError
-from remote_payload.protocol import (
-    Job,
-    ProtocolError,
-    State,
-    check_schema,
-    read_json,
-    sync_directory,
-    write_json,
-)
+from remote_payload.durable import ProtocolError, read_json, sync_directory, write_json
+from remote_payload.protocol import Job, State, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

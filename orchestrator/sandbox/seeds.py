@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError, HostFailedError
-from remote_payload.protocol import file_sha256
+from remote_payload.durable import file_sha256
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ import asyncssh
 from orchestrator.hosts.known_hosts import host_pattern
 from orchestrator.hosts.sandbox_state import SCHEMA
 from orchestrator.sandbox.pump import pump
-from remote_payload.protocol import ProtocolError, read_json, write_atomic, write_json
+from remote_payload.durable import ProtocolError, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -212,7 +212,7 @@ def head_checks(checkpoint: Checkpoint, target: Target) -> list[Check]:
 
 def text_checks(target: Target, tokenizing: Tokenizing, *, enable_thinking: bool) -> list[Check]:
     """Fingerprints the tokenizer's files and the chat template."""
-    from remote_payload.protocol import file_sha256
+    from remote_payload.durable import file_sha256
 
     files = {name: target.path / name for name in ("tokenizer.json", "tokenizer_config.json")}
     prints = {name: file_sha256(path)[:12] for name, path in files.items() if path.is_file()}

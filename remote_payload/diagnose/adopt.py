@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_payload.drafters.checkpoint import read_declared
-from remote_payload.protocol import read_json, write_json
+from remote_payload.durable import read_json, write_json
 
 __all__ = ["adopt"]
 

@@ -15,9 +15,10 @@ from typing import TextIO
 
 from remote_payload.cli import Help, add_model_flags, copied_prompts, drafter_spec, job_basics
 from remote_payload.diagnosis import as_text, exit_code
+from remote_payload.durable import write_json
 from remote_payload.errors import InputError
 from remote_payload.prompts import read_prompts
-from remote_payload.protocol import Job, build_manifest, write_json
+from remote_payload.protocol import Job, build_manifest
 
 __all__ = ["diagnose_job", "diagnose_main"]
 

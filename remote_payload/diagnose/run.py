@@ -30,13 +30,14 @@ from remote_payload.diagnose.statistics import path_statistics
 from remote_payload.diagnose.subject import Subject, load, shape_of
 from remote_payload.diagnose.sweep import Measured, measure
 from remote_payload.diagnose.variants import Facts, Variant
+from remote_payload.durable import write_json
 from remote_payload.errors import CheckpointError, InputError
 from remote_payload.fingerprint import model_hash
 from remote_payload.items import continue_prompts
 from remote_payload.memory import Room
 from remote_payload.plan import check_fit, plan_drafter
 from remote_payload.prompts import Prompt, Tokenizing, read_prompts
-from remote_payload.protocol import Job, write_json
+from remote_payload.protocol import Job
 from remote_payload.results import Progress
 from remote_payload.sampling import Sampling
 from remote_payload.target import Target

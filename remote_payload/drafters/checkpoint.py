@@ -32,8 +32,8 @@ from remote_payload.drafters.tensors import (
     expected_tensors,
     own_tensors,
 )
+from remote_payload.durable import ProtocolError, read_json, tree_hash
 from remote_payload.errors import CheckpointError
-from remote_payload.protocol import ProtocolError, read_json, tree_hash
 
 if TYPE_CHECKING:
     from remote_payload.drafters.convention import Convention
@@ -83,7 +83,7 @@ def checkpoint_files(folder: Path, draft_config: Path | None = None) -> list[Pat
 
 
 def drafter_hash(folder: Path, draft_config: Path | None = None) -> str:
-    """Returns the drafter's identity: `protocol.tree_hash` over what staging makes of its files."""
+    """Returns the drafter's identity: `durable.tree_hash` over what staging makes of its files."""
     return tree_hash(find_source(folder, draft_config).entries())
 
 

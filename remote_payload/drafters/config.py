@@ -16,8 +16,8 @@ from typing import Any
 from remote_payload.drafters.layouts.speculators import flatten, is_speculators
 from remote_payload.drafters.layouts.variants import refuse_by_config
 from remote_payload.drafters.rope import RopeConfig, read_rope
+from remote_payload.durable import ProtocolError, read_json
 from remote_payload.errors import CheckpointError
-from remote_payload.protocol import ProtocolError, read_json
 
 __all__ = ["DFlashConfig", "RopeConfig", "read_config"]
 

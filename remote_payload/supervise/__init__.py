@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from remote_payload.protocol import ProtocolError, State
+from remote_payload.durable import ProtocolError
+from remote_payload.protocol import State
 from remote_payload.supervise import cancel as ending
 from remote_payload.supervise import launch as starting
 from remote_payload.supervise import observe as observing

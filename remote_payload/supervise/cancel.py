@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import disk, nvidia, processes
 from remote_payload.supervise.folder import BROKEN, JobFolder, SuperviseError, fresh_state, identity, lock
 
@@ -63,7 +63,7 @@ def _still_used(state: protocol.State) -> list[str]:
 def _ask_to_stop(folder: JobFolder, grace: float) -> None:
     """Leaves the request; on a full disk a signal stands in for it (the supervisor's own grace counts then)."""
     try:
-        protocol.write_json(folder.cancel, {"grace": grace})
+        durable.write_json(folder.cancel, {"grace": grace})
     except OSError as error:
         if not disk.is_full(error):
             raise
@@ -86,7 +86,7 @@ def _await_end(folder: JobFolder, grace: float) -> None:
 def _is_supervised(folder: JobFolder) -> bool:
     try:
         state = folder.state()
-    except protocol.ProtocolError:
+    except durable.ProtocolError:
         return folder.is_supervised()
     return state is not None and processes.is_alive(identity(state))
 

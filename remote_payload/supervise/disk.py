@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_payload import protocol
+from remote_payload import durable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def is_full(error: BaseException | None) -> bool:
 def _fill(path: Path, size: int) -> None:
     """Makes a file whose bytes are allocated (a hole would take nothing); it is not there if they do not fit."""
     try:
-        with protocol.naming(path.parent), path.open("wb") as stream:
+        with durable.naming(path.parent), path.open("wb") as stream:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(stream.fileno(), 0, size)
             else:

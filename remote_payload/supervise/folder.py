@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import disk, processes
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ class JobFolder:
         """Reads what is to be run."""
         if not self.job_file.is_file():
             raise SuperviseError("absent", f"no job in {self.path}")
-        return protocol.Job.from_json(protocol.read_json(self.job_file), str(self.job_file))
+        return protocol.Job.from_json(durable.read_json(self.job_file), str(self.job_file))
 
     def created(self) -> float:
         """Returns when the job was made, as far as its record can be read; 0 if not."""
         try:
             return self.job().created
-        except (protocol.ProtocolError, SuperviseError, OSError):
+        except (durable.ProtocolError, SuperviseError, OSError):
             return 0.0
 
     def state(self) -> protocol.State | None:
@@ -109,14 +109,14 @@ class JobFolder:
         if not self.state_file.exists():
             return None
         if not self.state_file.is_file():
-            raise protocol.ProtocolError(f"{self.state_file}: not a file")
-        return protocol.State.from_json(protocol.read_json(self.state_file), str(self.state_file))
+            raise durable.ProtocolError(f"{self.state_file}: not a file")
+        return protocol.State.from_json(durable.read_json(self.state_file), str(self.state_file))
 
     def found(self) -> str:
         """Returns the verdict on the job, `broken` if its state cannot be read."""
         try:
             return verdict(self.state())
-        except protocol.ProtocolError:
+        except durable.ProtocolError:
             return BROKEN
 
     def is_supervised(self) -> bool:
@@ -134,7 +134,7 @@ class JobFolder:
 
     def write_state(self, state: protocol.State) -> None:
         """Replaces the state. Only for the holder of `lock_file`."""
-        protocol.write_json(self.state_file, state.to_json())
+        durable.write_json(self.state_file, state.to_json())
 
     def seal(self, state: protocol.State) -> None:
         """Ends a job in the order of the contract: whole lines, manifest, final state.
@@ -147,8 +147,8 @@ class JobFolder:
 
     def _write_end(self, final: protocol.State) -> None:
         for name in ("rows.jsonl", "samples.jsonl", "events.jsonl"):
-            protocol.trim_torn_line(self.path / name)
-        protocol.write_json(self.manifest, protocol.build_manifest(self.path))
+            durable.trim_torn_line(self.path / name)
+        durable.write_json(self.manifest, protocol.build_manifest(self.path))
         self.write_state(final)
 
 
@@ -191,14 +191,14 @@ def read_request(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, int]]:
         header = json.loads(line)
         job, files = header["job"], header["files"]
         job_record = dict(protocol.Job.from_json(job, "the launch's job").to_json())
-        sizes = {protocol.canonical_path(name): int(size) for name, size in files.items()}
+        sizes = {durable.canonical_path(name): int(size) for name, size in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SuperviseError("request", f"the launch's header cannot be read: {error}") from error
     return job_record, sizes
 
 
 def _copy(stream: IO[bytes], path: Path, size: int) -> None:
-    with protocol.naming(path), path.open("wb") as out:
+    with durable.naming(path), path.open("wb") as out:
         left = size
         while left:
             piece = stream.read(min(left, _PIECE))
@@ -224,10 +224,10 @@ def _meet(folder: JobFolder, job: Mapping[str, Any]) -> None:
     """Sees that the folder which is there is this job's; a `job.json` that cannot be read is written anew."""
     try:
         there = folder.job().to_json()
-    except protocol.ProtocolError:
-        protocol.write_json(folder.job_file, job)
+    except durable.ProtocolError:
+        durable.write_json(folder.job_file, job)
         return
-    if protocol.canonical_json(there) != protocol.canonical_json(job):
+    if durable.canonical_json(there) != durable.canonical_json(job):
         raise SuperviseError("conflict", f"{folder.path} holds another job of that id")
 
 
@@ -248,7 +248,7 @@ def create(folder: JobFolder, job: Mapping[str, Any], files: Mapping[str, int], 
         for name, size in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             _copy(stream, temporary / name, size)
-        protocol.write_json(temporary / "job.json", job)
+        durable.write_json(temporary / "job.json", job)
         try:
             temporary.rename(folder.path)
         except OSError:
@@ -256,7 +256,7 @@ def create(folder: JobFolder, job: Mapping[str, Any], files: Mapping[str, int], 
                 raise
             _meet(folder, job)
             return False
-        protocol.sync_directory(jobs)
+        durable.sync_directory(jobs)
         return True
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import disk, processes, scope
 from remote_payload.supervise.folder import BROKEN, RESUMABLE, JobFolder, SuperviseError, lock
 
@@ -122,7 +122,7 @@ def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
     disk.reserve(folder.path)
     disk.ask_for_room(folder.path)
     if short_lived := scope.warning():
-        protocol.append_lines(folder.events, [protocol.Event("note", message=short_lived).to_json()])
+        durable.append_lines(folder.events, [protocol.Event("note", message=short_lived).to_json()])
     before = folder.state_file.read_bytes() if folder.state_file.exists() else None
     child: subprocess.Popen[bytes] | None = None
     try:
@@ -135,7 +135,7 @@ def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
         if before is None:
             folder.state_file.unlink(missing_ok=True)
         else:
-            protocol.write_atomic(folder.state_file, before)
+            durable.write_atomic(folder.state_file, before)
         raise
 
 
@@ -158,7 +158,7 @@ def resume(folder: JobFolder, rules: HostRules) -> protocol.State:
     """
     try:
         folder.job()
-    except protocol.ProtocolError as error:
+    except durable.ProtocolError as error:
         raise SuperviseError("job", str(error)) from error
     with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
         if not held:

@@ -11,7 +11,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_payload import protocol
+from remote_payload import durable
 from remote_payload.supervise import disk, processes
 from remote_payload.supervise.folder import JobFolder, verdict
 
@@ -79,7 +79,7 @@ def observe(path: Path, cursor: Cursor, max_bytes: int) -> dict[str, Any]:
         return {**about, "verdict": "absent"}
     try:
         return {**about, **_look(folder, cursor, max_bytes)}
-    except (OSError, protocol.ProtocolError) as error:
+    except (OSError, durable.ProtocolError) as error:
         return {**about, "verdict": "broken", "fault": str(error)}
 
 

@@ -13,7 +13,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from remote_payload import proof, protocol
+from remote_payload import durable, proof, protocol
 from remote_payload.supervise import disk
 from remote_payload.supervise.slots import LeaseError, LockDirError
 
@@ -68,7 +68,7 @@ def outcome(
 
 
 def _stall(folder: JobFolder, job: protocol.Job) -> str:
-    steps = [event for event in protocol.iter_jsonl(folder.events) if event.get("phase")]
+    steps = [event for event in durable.iter_jsonl(folder.events) if event.get("phase")]
     words = [str(steps[-1].get(key, "")) for key in ("phase", "drafter")] if steps else ["none"]
     last = " ".join(word for word in words if word)
     return (
@@ -89,7 +89,7 @@ def _measured(folder: JobFolder) -> bool:
 
 def _summary(folder: JobFolder) -> dict[str, Any]:
     """Returns the summary; empty if there is none (a job that diagnosed has none)."""
-    return dict(protocol.read_json(folder.summary)) if folder.summary.is_file() else {}
+    return dict(durable.read_json(folder.summary)) if folder.summary.is_file() else {}
 
 
 def _reason(folder: JobFolder, code: int, signal_name: str | None, was_full: str) -> str:
@@ -117,7 +117,7 @@ def _rejection(folder: JobFolder) -> str:
     rejected = _summary(folder).get("rejected") or []
     if rejected:
         return "; ".join(f"{item.get('label')}: {item.get('reason')}" for item in rejected)
-    said = [e.get("message", "") for e in protocol.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
+    said = [e.get("message", "") for e in durable.iter_jsonl(folder.events) if e.get("phase") == "rejected"]
     return next((message for message in reversed(said) if message), "")
 
 

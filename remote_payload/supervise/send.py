@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise.folder import JobFolder, SuperviseError, verdict
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def send(folder: JobFolder, have: Mapping[str, str], out: IO[bytes]) -> None:
     if not folder.job_file.is_file():
         raise SuperviseError("absent", f"no job in {folder.path}")
     state = folder.state()
-    manifest = protocol.read_json(folder.manifest) if folder.manifest.is_file() else None
+    manifest = durable.read_json(folder.manifest) if folder.manifest.is_file() else None
     listed: Mapping[str, Any] = manifest["files"] if manifest else {}
     _line(
         out,

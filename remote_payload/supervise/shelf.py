@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from remote_payload.supervise.folder import JobFolder, SuperviseError, lock, verdict
 
@@ -39,7 +39,7 @@ def _end_mark(folder: JobFolder) -> str:
     """Returns what tells this end of a job from every other: the hash of its manifest; empty if it wrote none."""
     if not folder.manifest.is_file():
         return ""
-    return protocol.sha256_hex(protocol.canonical_json(protocol.read_json(folder.manifest)))
+    return durable.sha256_hex(durable.canonical_json(durable.read_json(folder.manifest)))
 
 
 def listing(jobs: Path, *, sizes: bool = False) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def listing(jobs: Path, *, sizes: bool = False) -> list[dict[str, Any]]:
             job, state = folder.job(), folder.state()
             if sizes:
                 entry |= {"bytes": disk_use(path), "end": _end_mark(folder)}
-        except (OSError, protocol.ProtocolError, SuperviseError) as error:
+        except (OSError, durable.ProtocolError, SuperviseError) as error:
             found.append({**entry, "verdict": "broken", "fault": str(error)})
             continue
         entry |= {"verdict": verdict(state), "state": state.to_json() if state else None}
@@ -71,7 +71,7 @@ def listing(jobs: Path, *, sizes: bool = False) -> list[dict[str, Any]]:
 def describe(folder: JobFolder) -> dict[str, Any]:
     """Returns what a client needs to record a job that another one started: its record and the files sent with it."""
     job = folder.job()
-    prompts = folder.path / protocol.canonical_path(job.prompts)
+    prompts = folder.path / durable.canonical_path(job.prompts)
     data = base64.b64encode(prompts.read_bytes()).decode("ascii")
     return {"job_id": folder.job_id, "job": job.to_json(), "files": {job.prompts: data}}
 
@@ -89,13 +89,13 @@ def prune(jobs: Path, wanted: Sequence[tuple[str, str]]) -> list[dict[str, Any]]
     for job_id, end in wanted:
         try:
             done.append({"job_id": job_id, "freed": _remove(jobs, job_id, end), "kept": ""})
-        except (OSError, protocol.ProtocolError, SuperviseError) as error:
+        except (OSError, durable.ProtocolError, SuperviseError) as error:
             done.append({"job_id": job_id, "freed": 0, "kept": str(error)})
     return done
 
 
 def _remove(jobs: Path, job_id: str, end: str) -> int:
-    folder = JobFolder(jobs / protocol.canonical_path(job_id))
+    folder = JobFolder(jobs / durable.canonical_path(job_id))
     if "/" in job_id or job_id.startswith(".") or not folder.path.is_dir():
         raise SuperviseError("absent", f"no job {job_id} in {jobs}")
     with lock(folder.launch_lock) as unstarted, lock(folder.lock_file) as unsupervised:

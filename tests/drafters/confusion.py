@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote_payload.diagnose.run import diagnose
-from remote_payload.protocol import DrafterSpec, Job, TargetSpec, file_sha256
+from remote_payload.durable import file_sha256
+from remote_payload.protocol import DrafterSpec, Job, TargetSpec
 
 HERE = Path(__file__).resolve().parent
 TINY = HERE.parents[1] / "examples" / "tiny"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError, ResultsError
 from orchestrator.launch import RESUMABLE, Cursor, Observation
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from remote_payload.supervise.lockdir import LockDir
 from tests.faults.faults import CANCEL, ClientProcess, Fault
@@ -209,7 +209,7 @@ def _judge(world: World, case: Case, report: Report) -> None:
             f"{case.job_id}: a row that was durable before the fault is another one now"
         )
     folder = world.folder(case)
-    manifest = protocol.read_json(folder / "MANIFEST.json") if (folder / "MANIFEST.json").exists() else None
+    manifest = durable.read_json(folder / "MANIFEST.json") if (folder / "MANIFEST.json").exists() else None
     wrong = ["there is no manifest"] if manifest is None else protocol.verify_manifest(folder, manifest)
     report.lost_results += [f"{case.job_id} on the host: {text}" for text in wrong]
     here = case.attached.run.path

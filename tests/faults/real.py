@@ -11,7 +11,8 @@ from typing import Any
 
 import remote_payload
 from orchestrator.runs import Where
-from remote_payload.protocol import Job, Row, file_sha256, read_json
+from remote_payload.durable import file_sha256, read_json
+from remote_payload.protocol import Job, Row
 from tests.faults.world import Case, World
 from tests.orchestrator.desk import RELEASE
 from tests.payload.runs import make_job

@@ -61,14 +61,14 @@ def broken(monkeypatch: pytest.MonkeyPatch, name: str, before: str, after: str) 
         (
             "supervisor killed",
             "supervise/folder.py",
-            "        protocol.write_json(self.manifest, protocol.build_manifest(self.path))\n",
+            "        durable.write_json(self.manifest, protocol.build_manifest(self.path))\n",
             "",
             "lost_results",
         ),
         (
             "worker killed",
             "fake_worker.py",
-            "there = sum(1 for _ in protocol.iter_jsonl(rows))",
+            "there = sum(1 for _ in durable.iter_jsonl(rows))",
             "there = 0",
             "lost_results",
         ),

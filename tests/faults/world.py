@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runs.attached import AttachedRun
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from tests.orchestrator.desk import Desk
 from tests.payload import fake_tree
@@ -111,7 +111,7 @@ class World:
 
     def rows(self, case: Case) -> list[dict[str, Any]]:
         """Returns the whole rows that are on the host's disk now."""
-        return list(protocol.iter_jsonl(self.folder(case) / "rows.jsonl"))
+        return list(durable.iter_jsonl(self.folder(case) / "rows.jsonl"))
 
     def phase(self, case: Case) -> str:
         """Returns how far a job has come: launch, queue, run, end (all rows are there), or over."""

@@ -14,7 +14,7 @@ from orchestrator.inventory import HostEntry
 from orchestrator.launch import ProcessLauncher
 from orchestrator.runs import Run, RunStore, Where
 from orchestrator.runs.attached import AttachedRun
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from tests.payload import fake_tree
 
@@ -119,7 +119,7 @@ class Desk:
 
     def state(self, job_id: str) -> str:
         path = self.folder(job_id) / "state.json"
-        return str(protocol.read_json(path)["state"]) if path.exists() else "none"
+        return str(durable.read_json(path)["state"]) if path.exists() else "none"
 
     def until(self, job_id: str, *states: str) -> None:
         wait_for(lambda: self.state(job_id) in states)

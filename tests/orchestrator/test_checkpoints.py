@@ -24,7 +24,7 @@ from orchestrator.checkpoints import (
 )
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, UsageError
 from orchestrator.inventory import CheckpointEntry, HostEntry, Inventory
-from remote_payload import protocol
+from remote_payload import durable
 from tests.orchestrator.trees import (
     CONFIG,
     WatchedHost,
@@ -189,8 +189,8 @@ def test_a_look_takes_only_what_the_drafter_needs_and_hashes_it(lab: Lab) -> Non
     assert [file.name for file in seen.files] == ["config.json", "model.safetensors", "orch.json"]
     for file in seen.files:
         data = (folder / file.name).read_bytes()
-        assert (file.size, file.sha256) == (len(data), protocol.sha256_hex(data))
-    assert seen.hash == protocol.tree_hash((f.name, f.size, f.sha256) for f in seen.files)
+        assert (file.size, file.sha256) == (len(data), durable.sha256_hex(data))
+    assert seen.hash == durable.tree_hash((f.name, f.size, f.sha256) for f in seen.files)
     assert (seen.label, seen.host, seen.path, seen.step) == ("step_40", "ct200", str(folder), 40)
     assert seen.config == CONFIG
     assert seen.convention == {"context": "through_anchor", "label_offset": 0}
@@ -388,7 +388,7 @@ def test_staging_carries_the_files_once_from_host_to_host(lab: Lab) -> None:
 def test_a_checkpoint_of_this_machine_is_staged_too(lab: Lab) -> None:
     write_checkpoint(lab.folder / "models" / "ref")
     checkpoint = lab.inspect("reference")
-    assert protocol.file_sha256(Path(lab.stage(checkpoint)) / "config.json") == checkpoint.files[0].sha256
+    assert durable.file_sha256(Path(lab.stage(checkpoint)) / "config.json") == checkpoint.files[0].sha256
 
 
 def test_a_checkpoint_of_the_host_itself_stays_on_it(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from tests.conftest import REPO, OrchRun
 
 DRAFTERS = REPO / "tests" / "drafters"
@@ -38,13 +38,13 @@ def test_a_mismatch_is_named_adopted_and_evaluated_as_it_was_trained(
         done.stdout.split()
     )
     assert max(map(len, done.stdout.splitlines())) <= 100
-    assert protocol.read_json(drafter / "orch.json") == {"convention": {"block_position_offset": 1}}
+    assert durable.read_json(drafter / "orch.json") == {"convention": {"block_position_offset": 1}}
     assert f"{drafter / 'orch.json'}: convention block_position_offset=1" in done.stderr
 
     (run,) = [path for path in (sandbox_project / "runs").iterdir() if "-diagnose-" in path.name]
-    document = protocol.read_json(run / "diagnosis.json")
+    document = durable.read_json(run / "diagnosis.json")
     assert (document["verdict"], document["cause"]) == ("convention", "positions_plus1")
-    assert protocol.verify_manifest(run, protocol.read_json(run / "MANIFEST.json")) == []
+    assert protocol.verify_manifest(run, durable.read_json(run / "MANIFEST.json")) == []
 
     again = run_orch(*words, "--json", cwd=sandbox_project, timeout=400)
     assert again.code == 0, again.stderr
@@ -71,7 +71,7 @@ def test_a_checkpoint_on_a_host_gets_its_record_there(
     )
     assert done.code == 1, done.stderr
     assert done.json()["cause"] == "label_shift"
-    assert protocol.read_json(drafter / "orch.json") == {"convention": {"label_offset": 1}}
+    assert durable.read_json(drafter / "orch.json") == {"convention": {"label_offset": 1}}
     assert "ct200:" in done.stderr
 
 
@@ -121,7 +121,7 @@ def test_a_record_that_is_no_record_is_never_replaced(tmp_path: Path) -> None:
     assert (drafter / "orch.json").read_text() == "[1, 2]"
     (drafter / "orch.json").write_text(json.dumps({"convention": {"window_rule": "none"}, "note": 1}))
     adopt(inventory, str(drafter), {"label_offset": 1}, opener)  # type: ignore[arg-type]
-    assert protocol.read_json(drafter / "orch.json") == {
+    assert durable.read_json(drafter / "orch.json") == {
         "convention": {"window_rule": "none", "label_offset": 1},
         "note": 1,
     }

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from tests.conftest import REPO, OrchRun
 
 QUICK = ("--prompt-count", "2", "--max-new-tokens", "16", "--shape", "chain")
@@ -43,13 +43,13 @@ def test_checkpoints_are_evaluated_and_their_figures_come_home(
     assert set(taus) == {"step_0040", "step_0987", "reference"}
     assert all(1.0 <= tau <= 16.0 for tau in taus.values())
     folder = last_run(sandbox_project, "whole")
-    rows = list(protocol.iter_jsonl(folder / "rows.jsonl"))
+    rows = list(durable.iter_jsonl(folder / "rows.jsonl"))
     assert {row["drafter"] for row in rows} == set(taus)
     for label, tau in taus.items():
         lengths = [length for row in rows if row["drafter"] == label for length in row["accept_lengths"]]
         assert tau == pytest.approx(sum(lengths) / len(lengths), abs=1e-5)
-    assert protocol.verify_manifest(folder, protocol.read_json(folder / "MANIFEST.json")) == []
-    assert protocol.read_json(folder / "pulled.json")["complete"] is True
+    assert protocol.verify_manifest(folder, durable.read_json(folder / "MANIFEST.json")) == []
+    assert durable.read_json(folder / "pulled.json")["complete"] is True
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from tests import layouts
 from tests.conftest import OrchRun
 from tests.orchestrator.test_cli_eval import QUICK, last_run
@@ -44,19 +44,19 @@ def test_raw_and_speculators_checkpoints_are_evaluated_by_their_links(
     assert taus.keys() == {"run-step987", "spec/3", "step_0987"}
     assert taus["run-step987"] == taus["step_0987"] > taus["spec/3"] >= 1
     folder = last_run(sandbox_project, "layouts")
-    rows = list(protocol.iter_jsonl(folder / "rows.jsonl"))
+    rows = list(durable.iter_jsonl(folder / "rows.jsonl"))
     lists = {(row["drafter"], row["prompt_id"]): row["accept_lengths"] for row in rows}
     for label, prompt in lists:
         if label == "run-step987":
             assert lists[label, prompt] == lists["step_0987", prompt]
-    job = protocol.Job.from_json(protocol.read_json(folder / "job.json"))
+    job = protocol.Job.from_json(durable.read_json(folder / "job.json"))
     raw, spec, _ = job.drafters
     assert (raw.step, raw.source, raw.forgive) == (987, f"ct200:{there}/raw/run-step987", ["left.weight"])
     assert (spec.step, spec.source) == (3, f"ct200:{there}/spec/3")
     staged = sandbox_project / ".orch" / "sandbox" / "hosts" / "ct129" / "orch" / "checkpoints" / raw.hash
     assert {path.name for path in staged.iterdir()} >= {"config.json", "model.safetensors"}
     assert not list(staged.glob("*.pt"))
-    summary = protocol.read_json(folder / "summary.json")
+    summary = durable.read_json(folder / "summary.json")
     assert any("spec/3: its vocabulary has 8 tokens" in note for note in summary["notes"])
 
 

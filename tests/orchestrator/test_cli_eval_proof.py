@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remote_payload import protocol
+from remote_payload import durable
 from tests.conftest import REPO, OrchRun
 from tests.orchestrator.test_cli_eval import last_run
 
@@ -42,7 +42,7 @@ def test_an_overlay_that_breaks_live_decoding_ends_with_1_and_all_its_results(
     assert "do not agree: live decoding and replay part in 2 of 2 walks" in done.stderr
     assert "--dtype float32" in done.stderr
     folder = last_run(sandbox_project, "proof")
-    assert len(list(protocol.iter_jsonl(folder / "rows.jsonl"))) == 4
+    assert len(list(durable.iter_jsonl(folder / "rows.jsonl"))) == 4
     state = run_orch("runs", "show", folder.name, "--json", cwd=sandbox_project).json()
     assert (state["state"], state["pulled"]) == ("done", "complete")
     again = run_orch("runs", "attach", folder.name, "--quiet", cwd=sandbox_project)

@@ -15,7 +15,7 @@ from orchestrator.cli.run_list import _print_table
 from orchestrator.cli.runs import _what_is_left
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.store import PULLED_SCHEMA
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from tests.conftest import OrchRun
 
@@ -65,7 +65,7 @@ def test_a_detached_run_is_listed_cancelled_with_proof_resumed_and_pulled(
     pulled = run_orch("runs", "pull", run, "--json", cwd=sandbox_project).json()
     assert pulled["schema"] == "orch/run/1"
     assert pulled["pulled"] == "complete"
-    rows = list(protocol.iter_jsonl(Path(pulled["folder"]) / "rows.jsonl"))
+    rows = list(durable.iter_jsonl(Path(pulled["folder"]) / "rows.jsonl"))
     assert len({protocol.Row.from_json(row).key for row in rows}) == len(rows), "a row was computed twice"
 
     shown = run_orch("runs", "show", run[:20], cwd=sandbox_project)
@@ -149,9 +149,9 @@ def recorded(project: Path, job_id: str, log: bytes) -> None:
     job = protocol.Job(job_id, "f" * 64, "eval", target, [], "prompts.jsonl", "0" * 64)
     run = RunStore(project).create(job, Where("ct129", "~/orch"), {"prompts.jsonl": b"{}\n"})
     (run.path / "worker.log").write_bytes(log)
-    entry = {"size": len(log), "sha256": protocol.sha256_hex(log)}
+    entry = {"size": len(log), "sha256": durable.sha256_hex(log)}
     about = {"host": "ct129", "job_dir": "/j", "at": 1.0, "complete": True, "problems": []}
-    protocol.write_json(
+    durable.write_json(
         run.path / "pulled.json", {"schema": PULLED_SCHEMA, "files": {"worker.log": entry}, **about}
     )
 

@@ -24,15 +24,8 @@ from orchestrator.evaluation.start import _rejection
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.runs import Run, RunStore, Where
 from remote_payload.drafters.convention import Convention
-from remote_payload.protocol import (
-    SUMMARY_SCHEMA,
-    DrafterSpec,
-    Job,
-    State,
-    read_json,
-    sha256_hex,
-    write_json,
-)
+from remote_payload.durable import read_json, sha256_hex, write_json
+from remote_payload.protocol import SUMMARY_SCHEMA, DrafterSpec, Job, State
 from remote_payload.vocabulary import CONVENTION
 
 PROMPTS = [{"id": f"p{number}", "text": "τ?"} for number in range(5)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from remote_payload import protocol
+from remote_payload import durable
 from tests.orchestrator.desk import Desk
 from tests.payload.fake_smi import FakeSmi
 
@@ -63,7 +63,7 @@ def test_eight_jobs_of_three_clients_share_two_gpus(clients: list[Desk]) -> None
         one.desk.until(one.job_id, "done")
     assert len(submitted) == JOBS
 
-    saw = {one.job_id: protocol.read_json(one.desk.folder(one.job_id) / "gpus.json") for one in submitted}
+    saw = {one.job_id: durable.read_json(one.desk.folder(one.job_id) / "gpus.json") for one in submitted}
     spans: dict[str, list[tuple[float, float]]] = {}
     for record in saw.values():
         spans.setdefault(record["uuids"], []).append((record["began"], record["ended"]))
@@ -81,5 +81,5 @@ def test_eight_jobs_of_three_clients_share_two_gpus(clients: list[Desk]) -> None
     for one, other in apart:
         assert saw[one.job_id]["began"] <= saw[other.job_id]["began"], "a later job overtook"
     for one in submitted:
-        rows = list(protocol.iter_jsonl(one.desk.folder(one.job_id) / "rows.jsonl"))
+        rows = list(durable.iter_jsonl(one.desk.folder(one.job_id) / "rows.jsonl"))
         assert [row["row"] for row in rows] == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ import remote_payload
 from orchestrator.errors import PayloadRejectedError, UsageError
 from orchestrator.payload import Tree, archive, check, load_tree
 from orchestrator.payload.check import find_problems
-from remote_payload import protocol
+from remote_payload import durable
 from tests.orchestrator.trees import write_payload
 
 LATER = {
@@ -83,7 +83,7 @@ def test_the_identity_is_the_protocols_tree_hash_and_nothing_else_counts(tmp_pat
     (second / "remote_payload" / "old.pyc").write_bytes(b"junk")
     one, two = load_tree(first), load_tree(second)
     assert one.hash == two.hash
-    assert one.hash == protocol.tree_hash((f.path, f.size, protocol.sha256_hex(f.data)) for f in one.files)
+    assert one.hash == durable.tree_hash((f.path, f.size, durable.sha256_hex(f.data)) for f in one.files)
     assert {(Path(item.path).name, item.rule) for item in two.excluded} == {
         ("__pycache__", "__pycache__"),
         (".extra.py.swp", "a dot file"),

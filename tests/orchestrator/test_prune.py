@@ -15,7 +15,7 @@ from orchestrator.runs import RunStore
 from orchestrator.runs.adopt import adopt
 from orchestrator.runs.attached import AttachedRun
 from orchestrator.runs.prune import Pruning, plan_prune, prune
-from remote_payload import protocol
+from remote_payload import durable
 from tests.orchestrator.desk import Desk, wait_for
 
 # Processes are found by their job's id.
@@ -209,7 +209,7 @@ def test_what_is_not_there_or_means_several_is_said(desk: Desk) -> None:
 def test_a_host_does_not_choose_the_names_of_files_here(desk: Desk, tmp_path: Path, name: str) -> None:
     finished(desk, "adopt-e")
     path = desk.folder("adopt-e") / "job.json"
-    protocol.write_json(path, {**protocol.read_json(path), "prompts": name})
+    durable.write_json(path, {**durable.read_json(path), "prompts": name})
     other = RunStore(tmp_path / "deep" / "another machine")
     with pytest.raises((ResultsError, HostFailedError)) as caught:
         adopt(other, desk.launcher, "adopt-e")

@@ -252,7 +252,7 @@ def test_a_file_that_the_manifest_does_not_name_is_refused(there: Any, tmp_path:
 def test_a_manifest_cannot_leave_its_folder(there: Any, tmp_path: Path, path: str) -> None:
     payload = tree(tmp_path)
     files = {path: {"size": 1, "sha256": "00", "mode": 0o644}}
-    release = __import__("remote_payload.protocol").protocol.tree_hash([(path, 1, "00")])
+    release = __import__("remote_payload.durable").durable.tree_hash([(path, 1, "00")])
     with pytest.raises(PayloadRejectedError, match=r"the manifest names a path outside its folder"):
         install(there, payload, archive(payload), files=files, release=release)
     assert not list(tmp_path.rglob("evil.py"))

@@ -22,7 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.hosts import remote
 from orchestrator.hosts.base import command_line
-from remote_payload import protocol
+from remote_payload import durable
 from tests.orchestrator.trees import WatchedHost, below
 
 SCRIPTS = sorted(remote._SCRIPTS.glob("*.py"))
@@ -282,7 +282,7 @@ def test_the_host_computes_the_same_tree_hash(host: WatchedHost, script: Path) -
         "# needs tree\ndef run(arguments):\n    return {'hash': tree_hash(arguments['files'])}\n"
     )
     files = {"b/ü.py": {"size": 3, "sha256": "ab"}, "a": {"size": 0, "sha256": "cd", "mode": 420}}
-    expected = protocol.tree_hash((name, int(f["size"]), str(f["sha256"])) for name, f in files.items())
+    expected = durable.tree_hash((name, int(f["size"]), str(f["sha256"])) for name, f in files.items())
     assert call(host, files=files) == {"hash": expected}
 
 

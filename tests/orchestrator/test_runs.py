@@ -17,7 +17,7 @@ from orchestrator.launch import Cursor, Handle, Observation
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
 from orchestrator.runs.refresh import refresh
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from tests.orchestrator.desk import Desk, wait_for
 from tests.payload import fake_tree
 
@@ -218,11 +218,11 @@ def test_results_arrive_whole_and_are_recorded(desk: Desk) -> None:
     attached = finished(desk)
     pulled = attached.pull()
     assert pulled.complete
-    manifest = protocol.read_json(attached.run.path / "MANIFEST.json")
+    manifest = durable.read_json(attached.run.path / "MANIFEST.json")
     assert protocol.verify_manifest(attached.run.path, manifest) == []
     assert pulled.files == manifest["files"]
     assert (pulled.host, pulled.job_dir) == ("box", str(desk.folder("a")))
-    assert protocol.read_json(attached.run.path / "state.json")["state"] == "done"
+    assert durable.read_json(attached.run.path / "state.json")["state"] == "done"
     assert [path.name for path in attached.run.path.iterdir() if path.name.endswith(".pull")] == []
     assert attached.run.pulled() == pulled
 
@@ -259,7 +259,7 @@ def test_a_spoiled_transfer_keeps_what_is_sound_and_is_no_success(desk: Desk, sp
     assert pulled is not None
     assert not pulled.complete
     for name, entry in pulled.files.items():
-        assert protocol.file_sha256(attached.run.path / name) == entry["sha256"]
+        assert durable.file_sha256(attached.run.path / name) == entry["sha256"]
     assert not (attached.run.path.parent / "evil.json").exists()
     desk.host.spoil = None
     assert attached.pull().complete
@@ -322,7 +322,7 @@ def test_the_rows_of_a_lost_job_come_home_but_are_not_called_complete(desk: Desk
     with pytest.raises(ResultsError, match="no manifest") as caught:
         attached.pull()
     assert "orch runs resume a" in caught.value.hint
-    rows = list(protocol.iter_jsonl(attached.run.path / "rows.jsonl"))
+    rows = list(durable.iter_jsonl(attached.run.path / "rows.jsonl"))
     assert [row["row"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= 2
 
@@ -423,5 +423,5 @@ def test_a_job_record_that_is_garbage_on_the_host_is_mended_from_here_by_a_resum
     (desk.folder("a") / "job.json").write_text("[]")
     assert attached.resume().state in ("queued", "running")
     desk.until("a", "done")
-    assert protocol.read_json(desk.folder("a") / "job.json") == attached.run.job.to_json()
-    assert len(list(protocol.iter_jsonl(desk.folder("a") / "rows.jsonl"))) == 5
+    assert durable.read_json(desk.folder("a") / "job.json") == attached.run.job.to_json()
+    assert len(list(durable.iter_jsonl(desk.folder("a") / "rows.jsonl"))) == 5

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import remote_payload
-from remote_payload import protocol
+from remote_payload import durable, protocol
 
 MAIN = """import sys
 
@@ -26,7 +26,7 @@ def build(root: Path) -> Path:
     source = Path(remote_payload.__file__).parent
     package = root / "remote_payload"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "proof.py", "protocol.py", "tau.py"):
+    for name in ("__init__.py", "durable.py", "proof.py", "protocol.py", "tau.py"):
         shutil.copy(source / name, package / name)
     shutil.copytree(source / "supervise", package / "supervise", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(Path(__file__).with_name("fake_worker.py"), package / "fake_worker.py")
@@ -40,12 +40,12 @@ def seal(release: Path) -> None:
     found = [p for p in release.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.name not in ours]
     names = sorted(p.relative_to(release).as_posix() for p in found)
     files = {
-        n: {"size": (release / n).stat().st_size, "sha256": protocol.file_sha256(release / n)} for n in names
+        n: {"size": (release / n).stat().st_size, "sha256": durable.file_sha256(release / n)} for n in names
     }
     status = {n: (release / n).lstat() for n in names}
     stamps = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for n, s in status.items()}
-    protocol.write_json(release / "MANIFEST.json", {"files": files})
-    protocol.write_json(release / "CHECKED.json", {"stamps": stamps})
+    durable.write_json(release / "MANIFEST.json", {"files": files})
+    durable.write_json(release / "CHECKED.json", {"stamps": stamps})
 
 
 def job(job_id: str, *tags: str, payload_hash: str = "0" * 64, **more: Any) -> protocol.Job:
@@ -57,7 +57,7 @@ def job(job_id: str, *tags: str, payload_hash: str = "0" * 64, **more: Any) -> p
         target=protocol.TargetSpec("t", "nowhere"),
         drafters=[],
         prompts="prompts.jsonl",
-        prompts_hash=protocol.sha256_hex(b""),
+        prompts_hash=durable.sha256_hex(b""),
         tags=list(tags),
         created=1.0,
         **more,

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 
 GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -26,7 +26,7 @@ GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def main(argv: list[str]) -> int:
     """Runs the job of `--job DIR`."""
     folder = Path(argv[argv.index("--job") + 1])
-    job = protocol.Job.from_json(protocol.read_json(folder / "job.json"))
+    job = protocol.Job.from_json(durable.read_json(folder / "job.json"))
     wanted = dict(tag.partition("=")[::2] for tag in job.tags)
     (folder / "worker.pid").write_text(str(os.getpid()), encoding="ascii")
     began = time.time()
@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
     if "print" in wanted:
         print(wanted["print"])
     if "reject" in wanted:
-        protocol.append_lines(folder / "events.jsonl", [{"phase": "rejected", "message": wanted["reject"]}])
+        durable.append_lines(folder / "events.jsonl", [{"phase": "rejected", "message": wanted["reject"]}])
         return 10
     if "refuse" in wanted:
-        protocol.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
+        durable.append_lines(folder / "events.jsonl", [{"phase": "load", "message": "/models/target"}])
         sys.stderr.write(f"error: {wanted['refuse']}\n")
         return 10
     hang = int(wanted["hang"]) if "hang" in wanted and not (folder / "hung").exists() else None
@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
     time.sleep(float(wanted.get("tail", 0)))
     if "gpus" in wanted:
         seen = {"uuids": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
-        protocol.write_json(folder / "gpus.json", seen)
+        durable.write_json(folder / "gpus.json", seen)
     if "fail" in wanted:
         raise RuntimeError(wanted["fail"])
     if "diagnose" in wanted:
-        protocol.write_json(folder / "diagnosis.json", {"verdict": "ok"})
+        durable.write_json(folder / "diagnosis.json", {"verdict": "ok"})
     elif "silent" not in wanted:
-        protocol.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, **_proofs(wanted)})
+        durable.write_json(folder / "summary.json", {"schema": protocol.SUMMARY_SCHEMA, **_proofs(wanted)})
     return int(wanted.get("exit", 0))
 
 
@@ -74,12 +74,12 @@ def _hang(folder: Path) -> None:
 
 def _rows(folder: Path, total: int, pause: float, fat: bool, hang: int | None) -> None:
     rows, events = folder / "rows.jsonl", folder / "events.jsonl"
-    protocol.trim_torn_line(rows)
-    there = sum(1 for _ in protocol.iter_jsonl(rows))
+    durable.trim_torn_line(rows)
+    there = sum(1 for _ in durable.iter_jsonl(rows))
     for index in range(there, total):
         if index == hang:
             _hang(folder)
         time.sleep(pause)
         row = {"row": index, "pid": os.getpid(), **({"text": "x" * 100_000} if fat else {})}
-        protocol.append_lines(rows, [row])
-        protocol.append_lines(events, [protocol.Event("drafts", "d", index + 1, total).to_json()])
+        durable.append_lines(rows, [row])
+        durable.append_lines(events, [protocol.Event("drafts", "d", index + 1, total).to_json()])

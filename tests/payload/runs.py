@@ -14,7 +14,8 @@ import pytest
 
 from remote_payload.drafters.checkpoint import drafter_hash
 from remote_payload.drafters.dflash_live import LiveDFlash
-from remote_payload.protocol import DrafterSpec, Job, TargetSpec, file_sha256, iter_jsonl, write_json
+from remote_payload.durable import file_sha256, iter_jsonl, write_json
+from remote_payload.protocol import DrafterSpec, Job, TargetSpec
 from tests.payload.conftest import MODELS, ROOT
 
 __all__ = ["Zygote", "make_job", "rows_of", "samples_of", "with_another_anchor"]

@@ -14,7 +14,7 @@ import torch
 from remote_payload.cli import worker_main
 from remote_payload.diagnose.cli import diagnose_main
 from remote_payload.diagnosis import WIDTH, as_text, exit_code
-from remote_payload.protocol import read_json
+from remote_payload.durable import read_json
 from tests.drafters.confusion import PROMPTS, TINY, diagnosed
 
 DRAFTERS = Path(__file__).parents[1] / "drafters"
@@ -138,6 +138,22 @@ def test_float16_overflows_by_name(run: Run, broken_copy: Callable[..., Path]) -
 
     code, _, found = run(broken_copy(tensors=loud), "--dtype", "float16", prompts=3, tokens=8)
     assert (code, found["verdict"], found["cause"]) == (1, "numerics", "fp16_overflow")
+
+
+@pytest.mark.slow
+def test_a_random_fc_is_suspected_not_guessed(run: Run, broken_copy: Callable[..., Path]) -> None:
+    from safetensors.torch import load_file
+
+    def scramble(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update(load_file(TINY / "drafter-b8-final" / "model.safetensors"))
+        generator = torch.Generator().manual_seed(3)
+        tensors["fc.weight"] = torch.randn(tensors["fc.weight"].shape, generator=generator) * 0.02
+        tensors["hidden_norm.weight"] = torch.ones_like(tensors["hidden_norm.weight"])
+
+    code, _, found = run(broken_copy(tensors=scramble), prompts=24)
+    assert (code, found["verdict"], found["cause"]) == (1, "unknown", None), found["sentence"]
+    assert [one["variant"] for one in found["candidates"]] == ["fc_random"]
+    assert found["declared"]["tau"] < 1.3
 
 
 def test_a_block_that_drafts_nothing_is_refused(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from remote_payload.cli import eval_main
-from remote_payload.protocol import Row, iter_jsonl, verify_manifest
+from remote_payload.durable import iter_jsonl
+from remote_payload.protocol import Row, verify_manifest
 from tests.payload.conftest import MODELS, PROMPTS, ROOT, VECTORS
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from remote_payload.ahead import ahead
+from remote_payload.durable import iter_jsonl, read_json
 from remote_payload.ends import EndsTarget, read_record, record_ends
 from remote_payload.errors import CheckpointError, InputError, TargetError
 from remote_payload.evaluate import run_job
@@ -22,7 +23,7 @@ from remote_payload.items import Item
 from remote_payload.memory import Room
 from remote_payload.prefill import states
 from remote_payload.prompts import Tokenized, prompt_hash
-from remote_payload.protocol import Job, TargetSpec, iter_jsonl, read_json
+from remote_payload.protocol import Job, TargetSpec
 from remote_payload.results import Silent
 from remote_payload.sampling import Sampling
 from remote_payload.target import Target

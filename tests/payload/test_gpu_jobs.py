@@ -38,7 +38,7 @@ class GpuDesk(Desk):
 
     def saw(self, job_id: str) -> str:
         """Returns what the worker of a job that is done saw of the GPUs."""
-        from remote_payload.protocol import read_json
+        from remote_payload.durable import read_json
 
         self.until(job_id, "done")
         return str(read_json(self.jobs / job_id / "gpus.json")["uuids"])

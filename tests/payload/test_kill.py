@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_payload.protocol import Row, iter_jsonl
+from remote_payload.durable import iter_jsonl
+from remote_payload.protocol import Row
 from remote_payload.share import SHARES, none_left
 from tests.payload.runs import Zygote, make_job, rows_of, samples_of
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from remote_payload.durable import iter_jsonl, read_json
 from remote_payload.engines.live import verify as verifying
 from remote_payload.engines.live.rows import DetailsFile
 from remote_payload.evaluate import run_job
-from remote_payload.protocol import Job, iter_jsonl, read_json, row_key
+from remote_payload.protocol import Job, row_key
 from tests.payload.runs import make_job, rows_of
 
 

@@ -142,7 +142,8 @@ import json, sys, torch
 from pathlib import Path
 from remote_payload.evaluate import run_job
 from remote_payload.memory import peak_rss_bytes
-from remote_payload.protocol import Job, read_json
+from remote_payload.durable import read_json
+from remote_payload.protocol import Job
 from tests.payload.conftest import MODELS
 from tests.payload.runs import make_job
 # So many texts fill a batch of the target's continuations; a prompt that is there twice is continued once.

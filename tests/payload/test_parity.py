@@ -18,6 +18,7 @@ import torch
 from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.convention import WINDOW_RULES, Convention
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.durable import iter_jsonl
 from remote_payload.engines.live import LiveDecoder, LiveWalk, make_verifier
 from remote_payload.engines.live.rows import Details, DetailsFile, Divergence, first_divergence
 from remote_payload.engines.parity import lossless_report, parity_report, reports_as_text, rounding_gap
@@ -25,7 +26,7 @@ from remote_payload.engines.replay import ReplayBatch
 from remote_payload.features import capture_features
 from remote_payload.items import Item
 from remote_payload.prompts import Tokenized, prompt_hash
-from remote_payload.protocol import Row, iter_jsonl
+from remote_payload.protocol import Row
 from remote_payload.results import Silent
 from remote_payload.sampling import Sampling
 from remote_payload.shapes import parse_shapes

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from remote_payload.cli import eval_main, worker_main
+from remote_payload.durable import iter_jsonl, read_json
 from remote_payload.engines.live import verify as verifying
 from remote_payload.proof import fault, headlines
-from remote_payload.protocol import iter_jsonl, read_json
 from tests.payload.conftest import MODELS, PROMPTS, ROOT
 from tests.payload.runs import make_job, with_another_anchor
 

@@ -12,23 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_payload import protocol
-from remote_payload.protocol import (
-    DrafterSpec,
-    Job,
+from remote_payload import durable
+from remote_payload.durable import (
     ProtocolError,
-    Row,
-    State,
-    TargetSpec,
     append_lines,
-    build_manifest,
     canonical_path,
     iter_jsonl,
     tree_hash,
     trim_torn_line,
-    verify_manifest,
     write_atomic,
 )
+from remote_payload.protocol import DrafterSpec, Job, Row, State, TargetSpec, build_manifest, verify_manifest
 
 
 def _job(**changes: Any) -> Job:
@@ -73,7 +67,7 @@ def test_brackets_without_end_are_broken_json_and_not_a_crash(tmp_path: Path) ->
     deep = b"[" * 200_000
     (tmp_path / "x.json").write_bytes(deep)
     with pytest.raises(ProtocolError, match=r"x\.json: not valid JSON"):
-        protocol.read_json(tmp_path / "x.json")
+        durable.read_json(tmp_path / "x.json")
     (tmp_path / "x.jsonl").write_bytes(deep + b"\n")
     with pytest.raises(ProtocolError, match=r"x\.jsonl:1: not valid JSON"):
         list(iter_jsonl(tmp_path / "x.jsonl"))
@@ -152,7 +146,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(
     def no_space(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(protocol.os, "fsync", no_space)
+    monkeypatch.setattr(durable.os, "fsync", no_space)
     with pytest.raises(OSError, match="No space"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

@@ -16,12 +16,13 @@ import pytest
 
 from remote_payload import shards
 from remote_payload.devices import worker_devices
+from remote_payload.durable import iter_jsonl, read_json
 from remote_payload.engines.live.rows import DetailsFile
 from remote_payload.errors import InputError
 from remote_payload.evaluate import run_job
 from remote_payload.outcome import Outcome, merged
 from remote_payload.plan import Refusal
-from remote_payload.protocol import Job, iter_jsonl, read_json
+from remote_payload.protocol import Job
 from remote_payload.shards import RETRIES, WorkerError
 from remote_payload.share import SHARES, Share, none_left
 from tests.payload.conftest import MODELS, ROOT

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from remote_payload import protocol
+from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from tests.payload import fake_tree
 
@@ -78,13 +78,13 @@ class Desk:
 
     def state(self, job_id: str) -> dict[str, Any]:
         path = self.jobs / job_id / "state.json"
-        return dict(protocol.read_json(path)) if path.exists() else {"state": "none"}
+        return dict(durable.read_json(path)) if path.exists() else {"state": "none"}
 
     def until(self, job_id: str, *states: str) -> dict[str, Any]:
         return dict(wait_for(lambda: s if (s := self.state(job_id))["state"] in states else None))
 
     def rows(self, job_id: str) -> list[dict[str, Any]]:
-        return list(protocol.iter_jsonl(self.jobs / job_id / "rows.jsonl"))
+        return list(durable.iter_jsonl(self.jobs / job_id / "rows.jsonl"))
 
     def pid(self, job_id: str, name: str = "worker.pid") -> int:
         path = self.jobs / job_id / name
@@ -144,7 +144,7 @@ def test_the_end_is_sealed_manifest_before_state(desk: Desk) -> None:
     desk.launch("a", "rows=2", "print=hello")
     state = desk.until("a", "done")
     folder = desk.jobs / "a"
-    manifest = protocol.read_json(folder / "MANIFEST.json")
+    manifest = durable.read_json(folder / "MANIFEST.json")
     assert set(manifest["files"]) == {"rows.jsonl", "events.jsonl", "summary.json", "worker.log"}
     assert protocol.verify_manifest(folder, manifest) == []
     assert (folder / "MANIFEST.json").stat().st_mtime_ns <= (folder / "state.json").stat().st_mtime_ns
@@ -191,7 +191,7 @@ def test_a_folder_without_a_state_is_started_by_asking_again(desk: Desk) -> None
     job = fake_tree.job("a", "rows=2")
     folder = desk.jobs / "a"
     folder.mkdir(parents=True)
-    protocol.write_json(folder / "job.json", job.to_json())
+    durable.write_json(folder / "job.json", job.to_json())
     assert desk.observe("a")["verdict"] == "unstarted"
     reply = desk.ask("launch", desk.dir("a"), stdin=desk.request(job))
     assert reply["ok"]
@@ -259,7 +259,7 @@ def test_a_killed_worker_is_a_failed_job_with_its_signal(desk: Desk) -> None:
     assert state["signal"] == "SIGKILL"
     assert state["exit_code"] is None
     assert "SIGKILL" in state["reason"]
-    assert protocol.read_json(desk.jobs / "a" / "MANIFEST.json")["files"]["rows.jsonl"]["size"] > 0
+    assert durable.read_json(desk.jobs / "a" / "MANIFEST.json")["files"]["rows.jsonl"]["size"] > 0
 
 
 def test_a_failed_worker_leaves_its_last_words_as_the_reason(desk: Desk) -> None:
@@ -292,7 +292,7 @@ def test_a_run_whose_engines_differ_is_done_with_its_results_and_says_so(desk: D
     state = desk.until("a", "failed", "done")
     assert (state["state"], state["exit_code"]) == ("done", 1)
     assert state["reason"] == ("1 of 3 live outputs are not plain decoding's, and no near tie explains it")
-    files = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")["files"]
+    files = durable.read_json(desk.jobs / "a" / "MANIFEST.json")["files"]
     assert {"rows.jsonl", "summary.json"} <= files.keys()
     assert not desk.ask("resume", desk.dir("a"))["ok"]
 
@@ -340,9 +340,9 @@ def test_a_reused_pid_is_not_the_supervisor(desk: Desk) -> None:
     assert desk.observe("a")["verdict"] == "running"
     path = desk.jobs / "a" / "state.json"
     for field, value in (("pid_started", "1"), ("boot_id", "another boot")):
-        protocol.write_json(path, {**state, field: value})
+        durable.write_json(path, {**state, field: value})
         assert desk.observe("a")["verdict"] == "lost"
-    protocol.write_json(path, {**state, "heartbeat": 0.0})
+    durable.write_json(path, {**state, "heartbeat": 0.0})
     assert desk.observe("a")["verdict"] == "running", "a late heartbeat alone means nothing"
     desk.ask("cancel", desk.dir("a"), "--grace", "1")
 
@@ -362,7 +362,7 @@ def test_cancel_ends_a_deaf_worker_and_its_grandchild(desk: Desk) -> None:
     assert not alive(grandchild)
     assert processes.tagged("a") == []
     assert (
-        protocol.verify_manifest(desk.jobs / "a", protocol.read_json(desk.jobs / "a" / "MANIFEST.json")) == []
+        protocol.verify_manifest(desk.jobs / "a", durable.read_json(desk.jobs / "a" / "MANIFEST.json")) == []
     )
 
 
@@ -380,7 +380,7 @@ def test_a_job_that_the_system_ends_is_preempted_and_resumes(desk: Desk, number:
     os.kill(pid, number)
     assert desk.until("a", "preempted", "cancelled")["reason"].startswith("its supervisor was told to end")
     wait_for(lambda: processes.tagged("a") == [])
-    manifest = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")
+    manifest = durable.read_json(desk.jobs / "a" / "MANIFEST.json")
     assert protocol.verify_manifest(desk.jobs / "a", manifest) == []
     assert desk.ask("resume", desk.dir("a"))["ok"]
     desk.until("a", "done")
@@ -600,7 +600,7 @@ def test_a_disk_that_fills_up_under_a_job_is_its_recorded_end_and_it_resumes(sma
     state = desk.until("a", "failed", "done")
     assert state["state"] == "failed"
     assert state["reason"].startswith(f"the disk is full at {desk.jobs / 'a'} (0.0 MiB free of 4.0 MiB")
-    manifest = protocol.read_json(desk.jobs / "a" / "MANIFEST.json")
+    manifest = durable.read_json(desk.jobs / "a" / "MANIFEST.json")
     assert protocol.verify_manifest(desk.jobs / "a", manifest) == []
     kept = desk.rows("a")
     assert kept

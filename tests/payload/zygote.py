@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from remote_payload import shards
+from remote_payload.durable import canonical_json, read_json
 from remote_payload.evaluate import run_job
 from remote_payload.measure import Measuring
-from remote_payload.protocol import Job, canonical_json, read_json, row_key
+from remote_payload.protocol import Job, row_key
 from remote_payload.share import Share, bound_to
 from remote_payload.target import Target
 from remote_payload.worker import work_share

@@ -20,7 +20,7 @@ from orchestrator.compare.page.tables import facts, headline, provenance_rows
 from orchestrator.compare.report.cells import LEGEND, heading, subheadings
 from orchestrator.errors import OrchError
 from orchestrator.text import printable
-from remote_payload.protocol import write_atomic
+from remote_payload.durable import write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path

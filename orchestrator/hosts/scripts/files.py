@@ -11,7 +11,7 @@ def canonical(value):
 
 
 def tree_hash(files):
-    """The identity of a set of files, as `protocol.tree_hash` computes it."""
+    """The identity of a set of files, as `durable.tree_hash` computes it."""
     import hashlib
 
     entries = sorted([path, entry["size"], entry["sha256"]] for path, entry in files.items())

@@ -15,8 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from remote_payload.drafters.layouts.base import StoredTensor
+from remote_payload.durable import ProtocolError, file_sha256, read_json
 from remote_payload.errors import CheckpointError
-from remote_payload.protocol import ProtocolError, file_sha256, read_json
 
 __all__ = ["INDEX", "WHOLE", "SafetensorsSource", "safetensors_source"]
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from remote_payload.drafters.layouts.base import StoredTensor
+from remote_payload.durable import ProtocolError, file_sha256, read_json
 from remote_payload.errors import CheckpointError
-from remote_payload.protocol import ProtocolError, file_sha256, read_json
 
 __all__ = ["CONFIG_NAMES", "STATE", "TrainingStateSource", "converted_entry", "training_state_source"]
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_payload.drafters.checkpoint import load_checkpoint
 from remote_payload.drafters.dflash import DFlashDrafter
+from remote_payload.durable import append_lines, iter_jsonl, trim_torn_line
 from remote_payload.engines.live.loop import LiveDecoder, LiveWalk
-from remote_payload.protocol import Row, append_lines, iter_jsonl, row_key, trim_torn_line
+from remote_payload.protocol import Row, row_key
 from remote_payload.samples import chosen_anchors, sample_records
 from remote_payload.shapes import Chain
 

@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.compare.columns import Shape
-from remote_payload.protocol import (
-    SAMPLE_SCHEMA,
-    DrafterSpec,
-    Job,
-    Row,
-    State,
-    TargetSpec,
-    append_lines,
-    build_manifest,
-    sha256_hex,
-    write_json,
-)
+from remote_payload.durable import append_lines, sha256_hex, write_json
+from remote_payload.protocol import SAMPLE_SCHEMA, DrafterSpec, Job, Row, State, TargetSpec, build_manifest
 
 SETTINGS: dict[str, Any] = {
     "target_hash": "t" * 64,

@@ -11,7 +11,8 @@ from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
 from orchestrator.compare.page.drafts import Picked, pick
-from remote_payload.protocol import DrafterSpec, build_manifest, sha256_hex, write_json
+from remote_payload.durable import sha256_hex, write_json
+from remote_payload.protocol import DrafterSpec, build_manifest
 from tests.orchestrator.compare.folders import drafter_hash, rows_of, sample_record, write_run
 
 IMAGE = "<img src=x onerror=\"document.title='owned'\">"

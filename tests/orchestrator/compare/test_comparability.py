@@ -12,7 +12,8 @@ from orchestrator.compare.comparability import FIELDS
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
 from orchestrator.errors import NotComparableError, UsageError
-from remote_payload.protocol import SUMMARY_SCHEMA, Row, write_json
+from remote_payload.durable import write_json
+from remote_payload.protocol import SUMMARY_SCHEMA, Row
 from tests.orchestrator.compare.folders import rows_of, write_run
 
 DIFFERENT = {

@@ -17,7 +17,8 @@ from orchestrator.compare.load import Source, load
 from orchestrator.compare.report.documents import to_document
 from orchestrator.compare.table import RunTable, parse_rows
 from orchestrator.errors import ResultsError
-from remote_payload.protocol import append_lines, build_manifest, file_sha256, write_json
+from remote_payload.durable import append_lines, file_sha256, write_json
+from remote_payload.protocol import build_manifest
 from tests.orchestrator.compare.folders import row, rows_of, write_run
 
 LATER_NS = 60_000_000_000

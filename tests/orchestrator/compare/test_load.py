@@ -14,7 +14,8 @@ from orchestrator.compare.columns import DIALECT_TERMS, Series, Shape
 from orchestrator.compare.load import Source, load
 from orchestrator.errors import ResultsError
 from remote_payload import tau
-from remote_payload.protocol import DrafterSpec, append_lines
+from remote_payload.durable import append_lines
+from remote_payload.protocol import DrafterSpec
 from tests.orchestrator.compare.folders import drafter_hash, row, rows_of, write_run
 
 walks = st.lists(

@@ -11,7 +11,8 @@ from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.origin import command_line
 from orchestrator.errors import ResultsError
-from remote_payload.protocol import DrafterSpec, State, write_json
+from remote_payload.durable import write_json
+from remote_payload.protocol import DrafterSpec, State
 from tests.orchestrator.compare.folders import drafter_hash, rows_of, write_run
 
 VERSIONS = {"python": "3.11.7", "torch": "2.8.0", "transformers": "4.57.0"}

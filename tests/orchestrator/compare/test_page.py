@@ -24,7 +24,7 @@ from orchestrator.compare.page.charts import chart_data, shown_drafters
 from orchestrator.compare.page.drafts import Picked, pick, place_of
 from orchestrator.compare.page.render import page, script_json, write_page
 from orchestrator.errors import OrchError, ResultsError
-from remote_payload.protocol import sha256_hex, write_json
+from remote_payload.durable import sha256_hex, write_json
 from tests.conftest import OrchRun
 from tests.orchestrator.compare.folders import drafter_hash, rows_of, sample_record, write_run
 from tests.orchestrator.compare.hostile import BASELINE, comparison_of, write_hostile

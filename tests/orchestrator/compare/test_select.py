@@ -10,7 +10,8 @@ from orchestrator.compare.load import Source
 from orchestrator.compare.select import select
 from orchestrator.errors import ResultsError, UsageError
 from orchestrator.runs import RunStore, Where
-from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec, append_lines, write_json
+from remote_payload.durable import append_lines, write_json
+from remote_payload.protocol import DrafterSpec, Job, State, TargetSpec
 from tests.orchestrator.compare.folders import drafter_hash, row, write_run
 
 
