@@ -156,9 +156,11 @@ def _run(inventory: Inventory, options: EvalOptions, *, adopt: bool, as_json: bo
         except KeyboardInterrupt as stop:
             say_how_to_come_back(attached)
             raise typer.Exit(stop_code(stop)) from None
-        if adopt and outcome.diagnosis is not None:
-            _adopt(inventory, links.open, attached.run.job.drafters[0].source, outcome)
-    show_outcome(outcome, schema="orch/diagnose/1", as_json=as_json, quiet=quiet)
+        try:
+            show_outcome(outcome, schema="orch/diagnose/1", as_json=as_json, quiet=quiet)
+        finally:  # a verdict is shown whatever comes of writing it down
+            if adopt and outcome.diagnosis is not None:
+                _adopt(inventory, links.open, attached.run.job.drafters[0].source, outcome)
 
 
 def _adopt(inventory: Inventory, opener: Opener, where: str, outcome: Outcome) -> None:

@@ -108,7 +108,7 @@ def _file_keys(
 ) -> Iterator[tuple[str, PKey]]:
     """Yields a file's key with each certificate that belongs to it, then alone; the agent's if it is locked."""
     from paramiko.pkey import PKey
-    from paramiko.ssh_exception import PasswordRequiredException, SSHException
+    from paramiko.ssh_exception import PasswordRequiredException
 
     if not path.is_file():
         return
@@ -124,9 +124,6 @@ def _file_keys(
         key = PKey.from_path(path)
     except (PasswordRequiredException, TypeError):
         record.locked.append(str(path))
-        return
-    except (SSHException, OSError, ValueError, NotImplementedError) as error:
-        record.unusable.append(f"{path}: {error}")
         return
     except Exception as error:  # noqa: BLE001 - the backend has errors of its own for kinds it does not know
         record.unusable.append(f"{path}: {error or type(error).__name__}")

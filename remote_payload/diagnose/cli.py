@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from remote_payload.cli import Help, add_model_flags, copied_prompts, drafter_spec, job_basics
 from remote_payload.diagnosis import as_text, exit_code
@@ -22,6 +22,8 @@ from remote_payload.protocol import Job, build_manifest
 
 __all__ = ["diagnose_job", "diagnose_main"]
 
+EXIT_HOST = 6
+"""Disk or permission."""
 TOKENS, PROMPTS = 96, 32
 
 
@@ -65,21 +67,37 @@ def diagnose_main(argv: Sequence[str]) -> int:
 
 
 def _printed(job: Job, folder: Path, args: argparse.Namespace) -> int:
-    from remote_payload.diagnose.adopt import adopt
     from remote_payload.diagnose.run import diagnose
     from remote_payload.supervise.direct import holding_gpus
 
     try:
         with holding_gpus(job, lambda words: sys.stderr.write(f"{words}\n")):
             found = diagnose(job, folder, args.cache or Path.home() / ".cache" / "orch", sys.stderr)
-        if args.adopt:
-            sys.stderr.write(adopt(Path(job.drafters[0].path), found) + "\n")
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     if not args.json:
         sys.stdout.write(as_text(found))
     sys.stdout.write(json.dumps(found, sort_keys=True) + "\n")
+    return _adopted(Path(job.drafters[0].path), found) if args.adopt else exit_code(found)
+
+
+def _adopted(drafter: Path, found: dict[str, Any]) -> int:
+    """Declares what fits beside the drafter, after the verdict was printed; returns the exit code."""
+    from remote_payload.diagnose.adopt import adopt
+
+    try:
+        sys.stderr.write(adopt(drafter, found) + "\n")
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        where = error.filename or drafter
+        sys.stderr.write(
+            f"error: {where}: {error.strerror}; nothing was adopted, the verdict stands. Give your user the right to write "
+            "there, or pass the flags above\n"
+        )
+        return EXIT_HOST
     return exit_code(found)
 
 

@@ -71,6 +71,26 @@ def test_a_mismatch_is_said_adopted_and_gone(run: Run, tmp_path: Path) -> None:
     assert again["declared"]["tau"] == pytest.approx(found["candidates"][0]["tau"], abs=1e-6)
 
 
+@pytest.mark.slow
+def test_a_record_that_cannot_be_written_costs_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    from remote_payload.diagnose import adopt
+
+    def refuse(path: Path, _record: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(adopt, "write_json", refuse)
+    drafter = tmp_path / "drafter"
+    shutil.copytree(WRONG, drafter)
+    argv = ["--target", str(TINY / "target-tiny"), "--drafter", str(drafter), "--prompts", str(PROMPTS)]
+    argv += ["--prompt-count", "40", "--max-new-tokens", "32", "--cache", str(cache), "--dtype", "float32"]
+    assert diagnose_main([*argv, "--threads", "1", "--json", "--adopt"]) == 6
+    said = capsys.readouterr()
+    assert json.loads(said.out)["cause"] == "positions_plus1"
+    assert f"{drafter / 'orch.json'}: Permission denied; nothing was adopted" in said.err
+
+
 def _damage(tensors: dict[str, torch.Tensor], how: str) -> None:
     if how == "missing":
         del tensors["layers.1.mlp.up_proj.weight"]
