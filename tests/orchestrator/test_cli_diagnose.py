@@ -58,11 +58,11 @@ def test_a_checkpoint_on_a_host_gets_its_record_there(
     sandbox_project: Path, run_orch: RunOrch, empty_home: Path
 ) -> None:
     home = sandbox_project / ".orch" / "sandbox" / "hosts" / "ct200"
-    drafter = _drafter(home / "ckpt" / "step_77", "label_shift-seed2-step1500")
+    drafter = _drafter(home / "shifted" / "step_77", "label_shift-seed2-step1500")
     done = run_orch(
         "diagnose",
         "--ckpt",
-        "ct200:ckpt/step_77",
+        "ct200:shifted/step_77",
         *SOME,
         "--no-baseline",
         "--adopt",

@@ -209,6 +209,7 @@ def test_an_empty_record_and_an_unknown_run_say_what_to_type(project: Path, run_
         "schema": "orch/runs/1",
         "runs": [],
         "broken": [],
+        "elsewhere": [],
     }
     unknown = run_orch("runs", "show", "x", "--json", cwd=project)
     assert unknown.code == 2
