@@ -6,6 +6,7 @@ A wrong file is one ConfigError that lists all of its problems with their lines.
 
 from __future__ import annotations
 
+from orchestrator.inventory.forms import nearest
 from orchestrator.inventory.load import find_inventory, load_inventory
 from orchestrator.inventory.models import (
     CheckpointEntry,
@@ -16,7 +17,7 @@ from orchestrator.inventory.models import (
     SuiteEntry,
     TargetEntry,
 )
-from orchestrator.inventory.whole import Inventory, nearest
+from orchestrator.inventory.whole import Inventory
 
 __all__ = [
     "CheckpointEntry",

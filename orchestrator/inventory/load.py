@@ -11,11 +11,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
 from orchestrator.errors import ConfigError
 from orchestrator.inventory.document import Document, Location, Problem, parse_document
-from orchestrator.inventory.explain import explain
+from orchestrator.inventory.forms import WrongError, nearest
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -27,7 +25,7 @@ from orchestrator.inventory.models import (
     allowed_keys,
 )
 from orchestrator.inventory.references import check_references
-from orchestrator.inventory.whole import Inventory, nearest
+from orchestrator.inventory.whole import Inventory
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
@@ -168,9 +166,9 @@ class _Reader:
                 self._unknown_key(location, key, allowed_keys(model))
         known = {key: value for key, value in raw.items() if key in allowed_keys(model)}
         try:
-            return model.model_validate({**known, **name})
-        except ValidationError as error:
-            for inside, text in explain(error, model):
+            return model(**known, **name, **({"written": frozenset(known)} if model is HostEntry else {}))
+        except WrongError as error:
+            for inside, text in error.faults:
                 inner = inside[1:] if model is Seeds else inside
                 full = ".".join(str(part) for part in (*location, *inner))
                 self._problem((*location, *inner), f"{full}: {text}")
