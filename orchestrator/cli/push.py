@@ -161,7 +161,7 @@ def _push_all(
         return releases.push(resolve_entry(book, name), host, tree, dry_run=dry_run, report=report)
 
     gateways = SharedGateways()
-    opened = functools.partial(open_host, book, gateways=gateways)
+    opened = functools.partial(open_host, book, gateways=gateways, quick=True)
     verdicts = fan_out(names, opened, work, deadline_s=_DEADLINE_S, at_once=at_once)
     try:
         for verdict in verdicts:

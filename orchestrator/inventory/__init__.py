@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from orchestrator.inventory.forms import nearest
 from orchestrator.inventory.load import find_inventory, load_inventory
+from orchestrator.inventory.memory import Memory, users_memory
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -24,6 +25,7 @@ __all__ = [
     "Defaults",
     "HostEntry",
     "Inventory",
+    "Memory",
     "Role",
     "Seeds",
     "SuiteEntry",
@@ -31,4 +33,5 @@ __all__ = [
     "find_inventory",
     "load_inventory",
     "nearest",
+    "users_memory",
 ]

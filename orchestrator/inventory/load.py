@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import ConfigError
-from orchestrator.inventory.document import Document, Location, Problem, parse_document
+from orchestrator.inventory.document import Document, Location, Problem
 from orchestrator.inventory.forms import WrongError, nearest
 from orchestrator.inventory.models import (
     CheckpointEntry,
@@ -31,6 +31,8 @@ from orchestrator.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from orchestrator.inventory.memory import Memory
+
 __all__ = ["FILE_NAME", "SCHEMA", "find_inventory", "load_inventory"]
 
 FILE_NAME = "inventory.yaml"
@@ -48,8 +50,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EntryT = TypeVar("_EntryT", bound=Entry)
 
 
-def load_inventory(path: Path | None = None) -> Inventory:
+def load_inventory(path: Path | None = None, memory: Memory | None = None) -> Inventory:
     """Reads and checks the inventory: the given file, else the first of the usual places that has one.
+
+    With a `memory` a text that was read before needs no YAML.
 
     Raises:
         ConfigError: there is none, it cannot be read, or something in it is wrong (all of it is listed).
@@ -62,11 +66,21 @@ def load_inventory(path: Path | None = None) -> Inventory:
             f"{file}: the inventory cannot be read: {error.strerror or error}",
             "name another file with --inventory FILE or $ORCH_INVENTORY",
         ) from error
+    known = memory.recall(raw) if memory else None
+    if known is not None:
+        remembered = Document(known)
+        inventory = _Reader(file, remembered).read()
+        if inventory is not None and not remembered.problems:
+            return inventory
+    from orchestrator.inventory.yamltext import parse_document
+
     document = parse_document(raw)
     builder = _Reader(file, document)
     inventory = builder.read() if not document.problems or document.data is not None else None
     if inventory is None or document.problems:
         raise _rejected(file, document.problems)
+    if memory:
+        memory.keep(raw, document.data)
     return inventory
 
 

@@ -179,7 +179,7 @@ class HostEntry(Entry):
     gpu_free: float | None = key(number(0, 1), None)
     env: Mapping[str, str] = key(_variables, factory=dict)
     launcher: Literal["process"] = key(choice("process"), "process")
-    transport: Literal["fabric", "openssh"] = key(choice("fabric", "openssh"), "fabric")
+    transport: Literal["auto", "fabric", "openssh"] = key(choice("auto", "fabric", "openssh"), "auto")
     lock_dir: str | None = key(_folder_on_host, None)
     connect_timeout: float = key(number(above=0, most=600), 15.0)
 
