@@ -37,6 +37,7 @@ _HOLD = (
 _LOOK_S = 0.25
 _LOCAL_S = 10.0  # for questions to a control socket, which no network answers
 _SOON_S = 0.002
+_END_S = 2.0
 
 
 class NoSessionError(Exception):
@@ -122,11 +123,11 @@ class Session:
             return
         if self._master.stdin is not None:
             self._master.stdin.close()
-        try:
-            self._master.wait(2)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._master.pid, signal.SIGKILL)
-            self._master.wait()
+        force = threading.Timer(_END_S, os.killpg, (self._master.pid, signal.SIGKILL))
+        force.daemon = True
+        force.start()
+        self._master.wait()  # without a time limit, which would look only now and then
+        force.cancel()
         shutil.rmtree(self._path.parent, ignore_errors=True)
 
 
