@@ -79,6 +79,7 @@ class Bench:
 
     def _timed(self, argv: list[Any]) -> float:
         environment = {**os.environ, "HOME": str(self.folder), "PYTHONPATH": str(ROOT)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode is kept, as a person's is
         started = time.perf_counter()
         done = subprocess.run(
             argv, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
