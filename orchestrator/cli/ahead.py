@@ -59,7 +59,6 @@ def look_ahead(words: Sequence[str]) -> None:
     push = plain_push(words)
     if push is None or (push.payload is not None and not Path(push.payload).is_dir()):
         return
-    from orchestrator.errors import OrchError
     from orchestrator.hosts.connect import is_quick
     from orchestrator.hosts.endpoint import resolve_endpoint
     from orchestrator.hosts.quick import begin_ahead
@@ -70,5 +69,5 @@ def look_ahead(words: Sequence[str]) -> None:
         endpoint = resolve_endpoint(book, push.host)
         if is_quick(book, endpoint):
             begin_ahead(endpoint)
-    except (OrchError, OSError):
-        return  # the command meets it again, and says it
+    except Exception:  # noqa: BLE001 - a guess says nothing: the command meets it again, where it has words
+        return

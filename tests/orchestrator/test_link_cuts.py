@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import Endpoint
+from orchestrator.hosts.quick import QuickHost, begin_ahead
 from orchestrator.hosts.ssh import SshHost
 from tests.orchestrator.netns import Lab, lab
 
@@ -53,7 +54,10 @@ class Attempt(threading.Thread):
 def test_a_cut_ends_every_phase_in_time_and_work_goes_on_after_it(place: Lab) -> None:
     wire = place.wire("desk", "gpu", delay_ms=10)
     endpoint = place.serve("gpu")
-    hosts = {name: SshHost(endpoint) for name in ("running", "sending", "receiving", "idle", "all at once")}
+    hosts: dict[str, SshHost | QuickHost] = {
+        name: SshHost(endpoint) for name in ("running", "sending", "receiving", "idle", "all at once")
+    }
+    hosts |= {name: QuickHost(endpoint) for name in ("quick running", "quick sending", "quick idle")}
 
     def endless() -> Iterator[bytes]:
         while True:
@@ -79,6 +83,10 @@ def test_a_cut_ends_every_phase_in_time_and_work_goes_on_after_it(place: Lab) ->
         "running": lambda: run("running"),
         "sending": lambda: hosts["sending"].run(["sh", "-c", "cat >/dev/null"], stdin=endless(), timeout=60),
         "receiving": receive,
+        "quick running": lambda: run("quick running"),
+        "quick sending": lambda: hosts["quick sending"].run(
+            ["sh", "-c", "cat >/dev/null"], stdin=endless(), timeout=60
+        ),
         "all at once": many,
     }
     with place.at():
@@ -89,6 +97,10 @@ def test_a_cut_ends_every_phase_in_time_and_work_goes_on_after_it(place: Lab) ->
         wire.cut()
         cut = time.monotonic()
         attempts["idle"] = Attempt(place, lambda: run("idle"))
+        attempts["quick idle"] = Attempt(place, lambda: run("quick idle"))
+        begin_ahead(replace(endpoint, connect_timeout=4.0))
+        soon = QuickHost(replace(endpoint, connect_timeout=4.0))
+        attempts["quick connecting"] = Attempt(place, lambda: soon.run(["true"]))
         fresh = SshHost(replace(endpoint, connect_timeout=4))
         attempts["connecting"] = Attempt(place, lambda: fresh.run(["true"]))
         for name, attempt in attempts.items():
@@ -99,6 +111,7 @@ def test_a_cut_ends_every_phase_in_time_and_work_goes_on_after_it(place: Lab) ->
             assert attempt.error.hint, name
         assert "no byte came for 15 s" in str(attempts["running"].error)
         assert attempts["connecting"].ended - cut < 6
+        assert attempts["quick connecting"].ended - cut < 8
         wire.heal()
         for host in hosts.values():
             with closing(host):
