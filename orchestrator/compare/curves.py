@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.compare.entries import figure_terms
 from orchestrator.compare.model import BudgetCurve, BudgetPoint, StepCurve, StepPoint
+from orchestrator.compare.resampling import columns, pooled
 from orchestrator.compare.stats import MIN_CLUSTERS, chances_of_best
 
 if TYPE_CHECKING:
@@ -52,18 +53,20 @@ def step_curves(
         clusters = len(terms[0].num) if terms else 0
         chances = chances_of_best(terms, bootstrap) if clusters >= MIN_CLUSTERS else None
         entries = [block.entries[place] for place in places]
-        yield _curve(block, training, entries, chances, clusters, baseline)
+        figures = [_figure(own) for own in terms] or [entry.figure.value for entry in entries]
+        best = max(range(len(entries)), key=lambda place: _or_lowest(figures[place]))
+        yield _curve(block, training, entries, best, chances, clusters, baseline)
 
 
 def _curve(
     block: Block,
     training: str,
     entries: Sequence[Entry],
+    best: int,
     chances: Sequence[float] | None,
     clusters: int,
     baseline: Entry | None,
 ) -> StepCurve:
-    best = max(range(len(entries)), key=lambda place: _or_lowest(entries[place].figure.value))
     return StepCurve(
         shape=block.shape,
         kind=block.kind,
@@ -78,6 +81,11 @@ def _curve(
         clusters=clusters,
         reference=baseline.figure if baseline and baseline not in entries else None,
     )
+
+
+def _figure(terms: Terms) -> float:
+    num, den = columns(terms)
+    return float(pooled(num.sum(axis=1), den.sum(axis=1)))
 
 
 def _or_lowest(value: float) -> float:

@@ -96,6 +96,18 @@ def test_the_probability_of_being_best_rests_on_the_prompts_that_all_steps_have(
     assert (curve.probability, curve.clusters) == (None, 3)
 
 
+def test_the_best_step_is_the_best_on_the_prompts_that_all_steps_have(tmp_path: Path) -> None:
+    easy = [row("s1", f"easy-{number}", [8] * 6) for number in range(20)]
+    rows = [*rows_of("s1", 2.0), *easy, *rows_of("s2", 2.6)]
+    result = compared(tmp_path, rows, Wanted())
+    first, second = result.blocks[0].entries
+    assert first.figure.value > second.figure.value, "on its own prompts, which are easier"
+    (curve,) = result.curves
+    assert (curve.best, curve.clusters) == ("s2", 24)
+    assert curve.probability is not None
+    assert curve.probability > 0.95
+
+
 def test_steps_of_several_epochs_are_one_training(tmp_path: Path) -> None:
     names = {"epoch_1_step_400": 1.8, "epoch_2_step_900": 2.4, "epoch_10_step_1200": 2.6}
     rows = [one for name, mean in names.items() for one in rows_of(name, mean, range(8))]
