@@ -38,6 +38,7 @@ __all__ = [
     "subheadings",
     "unit",
     "versus",
+    "wrap",
 ]
 
 LEGEND = "95 % CI: bootstrap over prompts. p: swaps within prompts, Holm-adjusted per table. ~: p ≥ 0.05."
@@ -68,7 +69,8 @@ def heading(comparison: Comparison) -> str:
     facts += [f"suite {comparison.suite}"] if comparison.suite else []
     counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
     few, many = min(counts), max(counts)
-    facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
+    number = str(many) if few == many else f"{few} to {many}"
+    facts.append(f"{number} prompt{'' if many == 1 else 's'}")
     if comparison.dialect != "tau":
         facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
     return " · ".join(facts)
@@ -160,6 +162,21 @@ def clip(text: str, width: int, *, end: bool = False) -> str:
             break
         kept.append(char)
     return "…" + "".join(reversed(kept)) if end else "".join(kept) + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Makes a text harmless and breaks it at its spaces into lines of a width; a longer word is cut."""
+    lines = [""]
+    for word in printable(text).split(" "):
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for char in word if cell_len(word) > width else [word]:
+            if cell_len(lines[-1]) + cell_len(char) > width:
+                lines.append("")
+            lines[-1] += char
+    return [kept for line in lines if (kept := line.rstrip(" "))]
 
 
 def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:
