@@ -179,6 +179,7 @@ def _with_samples(
     picked = pick_samples(measurements.runs, comparison, count, order, search)
     if not picked:
         what = f"no samples have {search!r}" if search else "the runs kept no samples at the same anchors"
+        what += " on the prompts that pass the filters" if comparison.filters else ""
         talk(f"no drafts to show: {what}", quiet=quiet)
     return replace(comparison, samples=picked)
 
