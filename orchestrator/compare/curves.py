@@ -54,7 +54,11 @@ def step_curves(
         chances = chances_of_best(terms, bootstrap) if clusters >= MIN_CLUSTERS else None
         entries = [block.entries[place] for place in places]
         figures = [_figure(own) for own in terms] or [entry.figure.value for entry in entries]
-        best = max(range(len(entries)), key=lambda place: _or_lowest(figures[place]))
+        best = max(
+            (place for place, value in enumerate(figures) if math.isfinite(value)),
+            key=figures.__getitem__,
+            default=None,
+        )
         yield _curve(block, training, entries, best, chances, clusters, baseline)
 
 
@@ -62,7 +66,7 @@ def _curve(
     block: Block,
     training: str,
     entries: Sequence[Entry],
-    best: int,
+    best: int | None,
     chances: Sequence[float] | None,
     clusters: int,
     baseline: Entry | None,
@@ -76,8 +80,8 @@ def _curve(
             StepPoint(entry.step or 0, entry.name, entry.figure, chances[place] if chances else None)
             for place, entry in enumerate(entries)
         ),
-        best=entries[best].name,
-        probability=chances[best] if chances else None,
+        best=None if best is None else entries[best].name,
+        probability=None if best is None or chances is None else chances[best],
         clusters=clusters,
         reference=baseline.figure if baseline and baseline not in entries else None,
     )
@@ -86,10 +90,6 @@ def _curve(
 def _figure(terms: Terms) -> float:
     num, den = columns(terms)
     return float(pooled(num.sum(axis=1), den.sum(axis=1)))
-
-
-def _or_lowest(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
 
 
 def _common(named: Sequence[Named], wholes: Sequence[Terms], context: Context) -> list[Terms]:

@@ -30,6 +30,7 @@ __all__ = [
     "cell",
     "change",
     "clip",
+    "context_unit",
     "figure",
     "heading",
     "p_value",
@@ -64,21 +65,21 @@ def cell(text: str, style: str = "") -> Cell:
 
 
 def heading(comparison: Comparison) -> str:
-    """What was measured: target, suite, number of prompts, and the dialect if it is not `tau`."""
+    """What was measured: target, suite, number of prompts."""
     facts = [f"target {comparison.target}"] if comparison.target else []
     facts += [f"suite {comparison.suite}"] if comparison.suite else []
     counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
     few, many = min(counts), max(counts)
     number = str(many) if few == many else f"{few} to {many}"
     facts.append(f"{number} prompt{'' if many == 1 else 's'}")
-    if comparison.dialect != "tau":
-        facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
     return " · ".join(facts)
 
 
 def subheadings(comparison: Comparison) -> list[str]:
     """What is measured if it is not tau, and on what part of the rows; often nothing."""
     lines = [f"{comparison.metric}: {comparison.metric_words}"] if comparison.metric != "tau" else []
+    if comparison.dialect != "tau":
+        lines.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
     return lines + ([f"only rows with {' and '.join(comparison.filters)}"] if comparison.filters else [])
 
 
@@ -87,6 +88,12 @@ def unit(comparison: Comparison) -> str:
     if comparison.metric != "tau":
         return comparison.metric
     return "τ" if comparison.dialect == "tau" else comparison.dialect
+
+
+def context_unit(comparison: Comparison) -> str:
+    """What figures by context are called: single rounds have no figure of a dialect that speaks of whole outputs."""
+    of_rounds = comparison.dialect in ("tau", "vllm", "no_bonus")
+    return unit(comparison) if of_rounds or comparison.metric != "tau" else "τ"
 
 
 def figure(estimate: Estimate) -> str:

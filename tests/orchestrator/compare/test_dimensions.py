@@ -11,6 +11,8 @@ import pytest
 from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
+from orchestrator.compare.report.grids import best_step
+from orchestrator.compare.report.tables import View, layout, to_plain
 from orchestrator.compare.stats import holm
 from orchestrator.errors import NotComparableError, UsageError
 from remote_payload.figures import by_context_length, conditional_survival
@@ -106,6 +108,15 @@ def test_the_best_step_is_the_best_on_the_prompts_that_all_steps_have(tmp_path: 
     assert (curve.best, curve.clusters) == ("s2", 24)
     assert curve.probability is not None
     assert curve.probability > 0.95
+
+
+def test_where_no_step_has_the_figure_none_is_the_best(tmp_path: Path) -> None:
+    rows = [one for step in (1, 2, 3) for one in rows_of(f"s{step}", 2.0, range(8))]
+    result = compared(tmp_path, rows, Wanted(metric="conditional@9"))
+    (curve,) = result.curves
+    assert (curve.best, curve.probability) == (None, None)
+    assert best_step(curve) == "best step: none, the figure is undefined for all 3 steps"
+    assert "best step: none" in to_plain(layout(result, View()))
 
 
 def test_steps_of_several_epochs_are_one_training(tmp_path: Path) -> None:

@@ -157,6 +157,19 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     assert "".join(lines).replace(" ", "") == printable(text).replace(" ", "")
 
 
+def test_a_dialect_has_a_line_of_its_own_and_names_no_single_rounds(tmp_path: Path) -> None:
+    loaded = load([Source(write_run(tmp_path / "run", rows_of("a", 2.0, range(8)), suite="s" * 40))])
+    texts = [
+        plain(compare(loaded, Wanted(dialect=dialect, details=frozenset({"context"}))), "context")
+        for dialect in ("zlab", "no_bonus")
+    ]
+    assert texts[0].splitlines()[0].endswith(" · 8 prompts")
+    assert "dialect zlab: mean over responses of their mean" in texts[0].splitlines()[1]
+    assert "zlab [95 % CI]" in texts[0]
+    assert "by context before the anchor (τ)" in texts[0]
+    assert "by context before the anchor (no_bonus)" in texts[1]
+
+
 def test_one_prompt_is_not_prompts(tmp_path: Path) -> None:
     loaded = load([Source(write_run(tmp_path / "run", rows_of("a", 2.0, range(1))))])
     assert plain(compare(loaded, Wanted())).splitlines()[0] == "target tiny · suite quick · 1 prompt"
