@@ -163,7 +163,7 @@ def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measu
         raise UsageError(f"--shape {missing[0]}: these runs have no such rows", f"they have {known}")
     if not present:
         raise UsageError(
-            "there are no rows to compare yet",
+            f"there are no rows to compare yet in {', '.join(run.name for run in measurements.runs[:3])}",
             "`orch runs ls` shows the runs; `orch eval --ckpt REF` makes one",
         )
     kept = tuple(series for series in measurements.series if not shapes or series.key.shape in shapes)

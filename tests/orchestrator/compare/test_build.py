@@ -217,7 +217,7 @@ def test_nothing_in_common_is_said_not_compared(tmp_path: Path) -> None:
 
 
 def test_no_rows_say_what_to_do_next(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no rows to compare") as caught:
+    with pytest.raises(UsageError, match="no rows to compare yet in run") as caught:
         compared(tmp_path, [])
     assert "orch eval" in caught.value.hint
 
