@@ -282,15 +282,6 @@ def test_the_command_writes_the_page_and_its_own_command_writes_the_same_again(
     assert written.sub("", out.read_text(encoding="utf-8")) == written.sub("", text)
 
 
-def test_a_terminal_without_utf8_gets_codes_for_the_signs_that_it_lacks(
-    tmp_path: Path, run_orch: Callable[..., OrchRun]
-) -> None:
-    folder = write_run(tmp_path / "run", rows_of("a", 2.0, range(6)))
-    done = run_orch("compare", str(folder), "--plain", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
-    assert done.code == 0, done.stderr
-    assert "\\u03c4 [95 % CI]" in done.stdout
-
-
 def test_the_sample_search_narrows_the_page(tmp_path: Path) -> None:
     rows = [*rows_of("a", 2.0, range(6)), *rows_of("b", 3.0, range(6))]
     records = [
