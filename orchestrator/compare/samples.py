@@ -187,16 +187,23 @@ def _check_record(record: Mapping[str, Any]) -> None:
     missing = [name for name in _FIELDS if name not in record]
     if missing:
         raise ProtocolError(f"missing fields {', '.join(missing)}")
-    for name in ("draft_ids", "truth_ids"):
-        if not isinstance(record[name], list) or any(type(token) is not int for token in record[name]):
+    for name in ("draft_ids", "truth_ids", "context_ids"):
+        tokens = record.get(name, [])
+        if type(tokens) is not list or any(type(token) is not int for token in tokens):
             raise ProtocolError(f"{name} is not a list of token ids")
     pieces = record.get("draft_pieces")
     if pieces is not None and (
-        len(pieces) != len(record["draft_ids"]) or any(type(p) is not str for p in pieces)
+        type(pieces) is not list
+        or len(pieces) != len(record["draft_ids"])
+        or any(type(p) is not str for p in pieces)
     ):
         raise ProtocolError("draft_pieces is not one text a drafted token")
     if any(type(record[name]) is not int for name in ("turn", "sample", "anchor", "block_size")):
         raise ProtocolError("turn, sample or anchor is not a whole number")
+    if any(type(record[name]) is not str for name in ("drafter_hash", "prompt_id", "prompt_hash", "dataset")):
+        raise ProtocolError("drafter_hash, prompt_id, prompt_hash or dataset is not a text")
+    if any(not isinstance(record.get(name), str | None) for name in ("context", "truth", "engine")):
+        raise ProtocolError("context, truth or engine is neither a text nor null")
 
 
 def _by_prompt(sample: Sample) -> tuple[Any, ...]:

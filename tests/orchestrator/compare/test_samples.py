@@ -107,9 +107,25 @@ def test_without_a_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     assert sample.drafts[0].accepted_text is None
 
 
-def test_a_broken_sample_is_refused_with_its_line(tmp_path: Path) -> None:
-    records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH, TRUTH, draft_pieces=["one"])]
-    with pytest.raises(ResultsError, match=r"samples\.jsonl:2: draft_pieces"):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"draft_pieces": ["one"]}, "draft_pieces"),
+        ({"draft_pieces": 5}, "draft_pieces"),
+        ({"draft_ids": [True] * 5}, "draft_ids"),
+        ({"context_ids": None}, "context_ids"),
+        ({"anchor": 1.5}, "turn, sample or anchor"),
+        ({"prompt_hash": ["x"]}, "drafter_hash, prompt_id, prompt_hash"),
+        ({"truth": ["x"]}, "context, truth or engine"),
+        ({"engine": [1]}, "context, truth or engine"),
+        ({"schema": []}, "schema"),
+    ],
+)
+def test_a_broken_sample_is_refused_with_its_line(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    records = [sample_record("a", TRUTH, TRUTH), {**sample_record("b", TRUTH, TRUTH), **change}]
+    with pytest.raises(ResultsError, match=rf"samples\.jsonl:2: .*{said}"):
         picked(tmp_path, records)
 
 
