@@ -2,7 +2,7 @@
 
 A real sshd in a network namespace of its own, reached over a wire without and with 50 ms of round-trip delay. Whole
 processes are timed, in turn, many times; the figures are ratios of medians. Root on Linux.
-Usage: `python -m benchmarks.transport [RUNS]`. The last line printed is one line of JSON.
+At the end many hosts at once (`benchmarks.fleet`). Usage: `python -m benchmarks.transport [RUNS]`. The last line printed is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import fleet
 from tests.orchestrator.netns import Lab, lab
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +80,7 @@ class Bench:
 
     def _timed(self, argv: list[Any]) -> float:
         environment = {**os.environ, "HOME": str(self.folder), "PYTHONPATH": str(ROOT)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode is kept, as a person's is
         started = time.perf_counter()
         done = subprocess.run(
             argv, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -143,6 +145,9 @@ def main() -> None:
             if not suffix:
                 found, ratios["changed_push_vs_parts"] = changed(bench, CHANGED_RUNS)
                 medians |= found
+    found_ratios, found = fleet.measure()
+    ratios |= found_ratios
+    medians |= found
     for key, value in medians.items():
         print(f"{key:<24} {value * 1000:8.0f} ms")
     for key, value in ratios.items():

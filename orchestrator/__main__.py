@@ -11,6 +11,9 @@ __all__ = ["main"]
 def main() -> None:
     """Runs the program."""
     try:
+        from orchestrator.cli.ahead import look_ahead
+
+        look_ahead(sys.argv[1:])
         from orchestrator.cli.main import run
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -176,7 +176,9 @@ def look(entry: HostEntry, host: Host, release: str, *, manifest: bool = False) 
         The answer of `hosts/scripts/release_probe.py`; with `manifest` also the files of the current release.
     """
     args = {"workdir": entry.workdir, "release": release, "manifest": manifest}
-    return remote.call(host, "release_probe", args, python=entry.python, timeout=_PROBE_TIMEOUT_S)
+    return remote.call(
+        host, "release_probe", args, python=entry.python, timeout=_PROBE_TIMEOUT_S, in_sight=True
+    )
 
 
 def _silent(_: str) -> None:

@@ -48,9 +48,9 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on std
 
 def open_inventory(path: Path | None) -> Inventory:
     """Finds and reads the inventory: the given file, else the usual places."""
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory import load_inventory, users_memory
 
-    return load_inventory(path)
+    return load_inventory(path, users_memory())
 
 
 def stdout_console() -> Console:

@@ -157,7 +157,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _host_record(host: HostEntry) -> dict[str, Any]:
-    record = host.model_dump(mode="json")
+    record = host.plain()
     record["env"] = sorted(record["env"])  # names only: a value may be a secret
     return record
 

@@ -120,6 +120,8 @@ def note_failed(book: Inventory, command: str, failed: Sequence[str], *, tried: 
 
     try:
         before = failed_before(book, command)
+        if not before and not failed:
+            return  # as it is noted already: the disk need not be waited for
     except UsageError:
         before = []
     left = [name for name in before if name not in tried]

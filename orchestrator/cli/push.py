@@ -76,7 +76,7 @@ def push(
     outcomes = _push_all(book, entries, tree, dry_run, as_json, quiet, at_once)
     if as_json:
         emit_json(_document(tree, entries, outcomes, dry_run))
-    codes = {name: getattr(outcome, "exit_code", 0) for name, outcome in outcomes.items()}
+    codes = {entry.name: getattr(outcomes[entry.name], "exit_code", 0) for entry in entries}
     say_summary("push", [name for name, code in codes.items() if code], len(codes), quiet=as_json)
     if code := exit_code(codes):
         sys.exit(code)
@@ -161,7 +161,7 @@ def _push_all(
         return releases.push(resolve_entry(book, name), host, tree, dry_run=dry_run, report=report)
 
     gateways = SharedGateways()
-    opened = functools.partial(open_host, book, gateways=gateways)
+    opened = functools.partial(open_host, book, gateways=gateways, quick=True)
     verdicts = fan_out(names, opened, work, deadline_s=_DEADLINE_S, at_once=at_once)
     try:
         for verdict in verdicts:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,15 +32,18 @@ from orchestrator.compare.names import (
 )
 from orchestrator.compare.notes import footnotes
 from orchestrator.compare.origin import command_line, differing_origins, origins, read_diagnoses
-from orchestrator.compare.pairs import against_everyone, pairs_of, set_against
-from orchestrator.compare.stats import Bootstrap
+from orchestrator.compare.pairs import against_everyone, match, pairs_of, set_against
+from orchestrator.compare.stats import Bootstrap, swap_p_values
 from orchestrator.errors import UsageError
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from concurrent.futures import Executor, Future
 
+    from orchestrator.compare.columns import Terms
     from orchestrator.compare.load import Measurements
+    from orchestrator.compare.pairs import Match
 
 __all__ = ["DETAILS", "FEW_DRAFTERS", "Wanted", "compare"]
 
@@ -85,6 +87,18 @@ class _Table(NamedTuple):
 
     block: Block
     curves: tuple[StepCurve, ...]
+
+
+class _Begun(NamedTuple):
+    """A table of which a worker makes the random part: its resamples and the p values of its matches."""
+
+    shape: Shape
+    temperature: float | None
+    named: list[Named]
+    wholes: list[Terms]
+    matches: list[Match]
+    bootstrap: Future[Bootstrap]
+    chances: Future[list[float]]
 
 
 def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
@@ -150,9 +164,11 @@ def _tables(
         for temperature, group in groups.items()
         if any(one.key.shape == shape.name for one in group.series)
     ]
-    # numpy works outside the interpreter's lock: two tables at once take little longer than one.
-    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda arguments: _table(*arguments), wanted))
+    # The long sums of the random part leave the interpreter's lock to the tables before them; whole tables in threads
+    # would mostly wait for each other.
+    with ThreadPoolExecutor(1, "orch-draws") as worker:
+        begun = [_begin(worker, *arguments) for arguments in wanted]
+        return [_table(one, context) for one, (*_, context) in zip(begun, wanted, strict=True)]
 
 
 def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measurements:
@@ -220,25 +236,35 @@ def _baseline_words(baseline: str | None, wanted: Wanted) -> tuple[str, ...]:
     return ("--baseline", label if baseline else "none") if label else ()
 
 
-def _table(
+def _begin(
+    worker: Executor,
     shape: Shape,
     temperature: float | None,
     group: Measurements,
     names: dict[DrafterKey, DrafterName],
     context: Context,
-) -> _Table:
+) -> _Begun:
+    """Has a table's random part made by a worker."""
     named = [Named(*names[drafter_of(s.key)], s) for s in group.series if s.key.shape == shape.name]
     named.sort(key=lambda one: (one.name != context.baseline, natural_key(one.name)))
     wholes = [
         figure_terms(context.metric, one.series, np.arange(len(one.series.unit)), one.series.cluster)
         for one in named
     ]
-    bootstrap = Bootstrap(wholes)
+    bootstrap = worker.submit(Bootstrap, wholes)
+    matches = match(list(pairs_of(named, context.baseline)), named, wholes, context)
+    chances = worker.submit(swap_p_values, [one.sides for one in matches])
+    return _Begun(shape, temperature, named, wholes, matches, bootstrap, chances)
+
+
+def _table(begun: _Begun, context: Context) -> _Table:
+    shape, temperature, named, wholes, matches, *_ = begun
+    bootstrap = begun.bootstrap.result()
     entries = make_entries(shape, named, wholes, context, bootstrap)
-    pairs = list(pairs_of(named, context.baseline))
-    for pair, versus in zip(pairs, set_against(pairs, named, wholes, context, bootstrap), strict=True):
-        place = pair.candidate
-        if pair.is_baseline:
+    chances = begun.chances.result()
+    for one, versus in zip(matches, set_against(matches, named, context, bootstrap, chances), strict=True):
+        place = one.pair.candidate
+        if one.pair.is_baseline:
             entries[place] = replace(entries[place], versus_baseline=versus)
         else:
             entries[place] = replace(entries[place], versus_previous=versus)

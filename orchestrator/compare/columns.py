@@ -9,7 +9,7 @@ and datasets are shared by all series that were loaded together, so that equal n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,8 +29,11 @@ __all__ = [
     "Shape",
     "Terms",
     "draft_slots",
+    "grouped",
     "rounds_of",
 ]
+
+_KEPT_VALUES = 1 << 17
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -106,6 +109,23 @@ def rounds_of(lengths: Lengths, offsets: Ints, rows: Ints) -> tuple[Lengths, Int
         return lengths[offsets[rows[0]] : offsets[rows[-1] + 1]], own
     places = np.repeat(offsets[rows] - own[:-1], own[1:] - own[:-1]) + np.arange(own[-1])
     return lengths[places], own
+
+
+def grouped(values: Ints) -> tuple[Ints, Ints]:
+    """Returns the distinct values, in their order, and the place of each value among them; both for reading only.
+
+    Most series of a comparison have the same rows, and so the same groups: they are found once.
+    """
+    if len(values) > _KEPT_VALUES:
+        return np.unique(values, return_inverse=True)
+    return _grouped(np.asarray(values, dtype=np.int64).tobytes())
+
+
+@lru_cache(maxsize=16)
+def _grouped(values: bytes) -> tuple[Ints, Ints]:
+    distinct, where = np.unique(np.frombuffer(values, dtype=np.int64), return_inverse=True)
+    distinct.flags.writeable = where.flags.writeable = False
+    return distinct, where
 
 
 class Terms(NamedTuple):

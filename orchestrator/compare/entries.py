@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from orchestrator.compare.bias import short_output_bias
-from orchestrator.compare.columns import Ints, Series, Shape, Terms
+from orchestrator.compare.columns import Ints, Series, Shape, Terms, grouped
 from orchestrator.compare.model import ContextFigures, DatasetFigures, Entry
 from orchestrator.compare.names import step_of, training_of
 from orchestrator.compare.stats import Bootstrap, Estimate, estimate_ratios
@@ -109,7 +109,7 @@ def _estimate_parts(
 def _by_dataset(series: Series, context: Context) -> dict[int, _Part]:
     """The rows by the number of their dataset."""
     terms = context.metric.terms(series)
-    members, where = np.unique(series.cluster * len(context.datasets) + series.dataset, return_inverse=True)
+    members, where = grouped(series.cluster * len(context.datasets) + series.dataset)
     num, den, rounds = (np.bincount(where, part, len(members)) for part in (*terms, series.rounds))
     datasets = members % len(context.datasets)
     parts = {}
@@ -178,7 +178,7 @@ def _pooled(terms: Terms) -> float:
 
 def _dataset_mean(series: Series) -> float:
     """The mean of pooled tau over datasets."""
-    present, where = np.unique(series.dataset, return_inverse=True)
+    present, where = grouped(series.dataset)
     num = np.bincount(where, series.accepted, len(present))
     den = np.bincount(where, series.rounds, len(present))
     ratios = np.divide(num, den, out=np.full(len(present), np.nan), where=den > 0)
@@ -214,6 +214,6 @@ def figure_terms(metric: Metric, series: Series, rows: Ints, clusters: Ints) -> 
 
 def sum_terms(terms: Terms, rows: Ints, clusters: Ints) -> Terms:
     """Sums over each cluster, in the order of the clusters' numbers."""
-    members, where = np.unique(clusters, return_inverse=True)
+    members, where = grouped(clusters)
     num, den = (np.bincount(where, part[rows], len(members)).astype(np.float64) for part in terms)
     return Terms(num, den)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.compare.columns import Series
     from orchestrator.compare.entries import Context, Named
 
-__all__ = ["Pair", "against_everyone", "pairs_of", "set_against", "shared_rows"]
+__all__ = ["Match", "Pair", "against_everyone", "match", "pairs_of", "set_against", "shared_rows"]
 
 SIGNIFICANCE = 0.05
 _EVERYONE = 40
@@ -38,11 +38,11 @@ class Pair(NamedTuple):
     is_baseline: bool
 
 
-class _Common(NamedTuple):
-    """Both sides' sums over the clusters of their common units."""
+class Match(NamedTuple):
+    """A pair and both sides' sums over the clusters of their common units: candidate, reference."""
 
-    candidate: Terms
-    reference: Terms
+    pair: Pair
+    sides: tuple[Terms, Terms]
     prompts: tuple[PromptPair, ...]
 
 
@@ -70,41 +70,53 @@ def pairs_of(named: Sequence[Named], baseline: str | None) -> Iterable[Pair]:
             earlier[step.before, step.after] = place
 
 
-def set_against(
-    pairs: Sequence[Pair],
-    named: Sequence[Named],
-    wholes: Sequence[Terms],
-    context: Context,
-    bootstrap: Bootstrap,
-) -> list[Versus | None]:
-    """Compares pairs. None where two drafters have no unit in common.
+def match(
+    pairs: Sequence[Pair], named: Sequence[Named], wholes: Sequence[Terms], context: Context
+) -> list[Match]:
+    """Returns what pairs have in common; those without a common unit are left out.
 
     Args:
         pairs: who against whom.
         named: the drafters.
         wholes: the figure of each over its clusters.
         context: what figures are made with.
-        bootstrap: the block's resamples.
     """
     listed = with_details("prompt", named, wholes, context)
-    commons = [_common(pair, named, wholes, context, pair.candidate in listed) for pair in pairs]
-    measured = [index for index, common in enumerate(commons) if common is not None]
-    sides = [(common.candidate, common.reference) for common in commons if common is not None]
-    results = compare_pairs(sides, bootstrap, differences="difference" in context.details)
-    found: list[Versus | None] = [None] * len(pairs)
-    for index, result, chance in zip(measured, results, _adjust(pairs, measured, results), strict=True):
-        common, reference = commons[index], named[pairs[index].reference]
-        found[index] = _versus(reference.name, result, chance, common.prompts if common else ())
-    return found
+    found = (_common(pair, named, wholes, context, pair.candidate in listed) for pair in pairs)
+    return [one for one in found if one is not None]
 
 
-def _adjust(pairs: Sequence[Pair], measured: Sequence[int], results: Sequence[Paired]) -> list[float]:
+def set_against(
+    matches: Sequence[Match],
+    named: Sequence[Named],
+    context: Context,
+    bootstrap: Bootstrap,
+    chances: Sequence[float] | None = None,
+) -> list[Versus]:
+    """Compares what was matched.
+
+    Args:
+        matches: who against whom, on what.
+        named: the drafters.
+        context: what figures are made with.
+        bootstrap: the block's resamples.
+        chances: the p value of each, if they are made already.
+    """
+    sides = [one.sides for one in matches]
+    results = compare_pairs(sides, bootstrap, differences="difference" in context.details, chances=chances)
+    return [
+        _versus(named[one.pair.reference].name, result, adjusted, one.prompts)
+        for one, result, adjusted in zip(matches, results, _adjust(matches, results), strict=True)
+    ]
+
+
+def _adjust(matches: Sequence[Match], results: Sequence[Paired]) -> list[float]:
     """Holm's correction over the comparisons; the same two drafters the other way round are the same one."""
     places: dict[tuple[int, int, bool], int] = {}
     chances: list[float] = []
     own = []
-    for index, result in zip(measured, results, strict=True):
-        pair = pairs[index]
+    for one, result in zip(matches, results, strict=True):
+        pair = one.pair
         low, high = sorted((pair.candidate, pair.reference))
         key = (low, high, pair.is_baseline)
         if key not in places:
@@ -126,10 +138,9 @@ def against_everyone(
         )
     everyone = range(len(named))
     pairs = [Pair(a, b, True) for b in everyone for a in everyone if a != b]
-    found = set_against(pairs, named, wholes, context, bootstrap)
-    return tuple(
-        (named[pair.candidate].name, versus) for pair, versus in zip(pairs, found, strict=True) if versus
-    )
+    matches = match(pairs, named, wholes, context)
+    found = set_against(matches, named, context, bootstrap)
+    return tuple((named[one.pair.candidate].name, versus) for one, versus in zip(matches, found, strict=True))
 
 
 def shared_rows(ours: Series, theirs: Series, *, by_id: bool) -> tuple[Ints, Ints]:
@@ -144,7 +155,7 @@ def shared_rows(ours: Series, theirs: Series, *, by_id: bool) -> tuple[Ints, Int
 
 def _common(
     pair: Pair, named: Sequence[Named], wholes: Sequence[Terms], context: Context, list_prompts: bool
-) -> _Common | None:
+) -> Match | None:
     ours, theirs = named[pair.candidate].series, named[pair.reference].series
     our_rows, their_rows = shared_rows(ours, theirs, by_id=context.pair_by_id)
     if not len(our_rows):
@@ -159,7 +170,7 @@ def _common(
     prompts: tuple[PromptPair, ...] = ()
     if list_prompts:
         prompts = _prompts(ours, theirs, our_rows, their_rows, context)
-    return _Common(candidate, reference, prompts)
+    return Match(pair, (candidate, reference), prompts)
 
 
 def _prompts(

@@ -66,6 +66,7 @@ class Bootstrap:
 
     def __init__(self, items: Iterable[Terms] = ()) -> None:
         self._made: dict[int, tuple[Terms, Floats]] = {}
+        self._jackknives: dict[int, tuple[Terms, Floats]] = {}
         self.prepare(items)
 
     def prepare(self, items: Iterable[Terms]) -> None:
@@ -79,6 +80,14 @@ class Bootstrap:
         """Returns the figure over each resample; nothing for too few clusters."""
         self.prepare([terms])
         return self._made[id(terms)][1]
+
+    def jackknife(self, terms: Terms) -> Floats:
+        """Returns the figure without each cluster in turn."""
+        if id(terms) not in self._jackknives:
+            num, den = columns(terms)
+            figures = pooled(num.sum(axis=1)[:, None] - num, den.sum(axis=1)[:, None] - den)
+            self._jackknives[id(terms)] = (terms, figures)
+        return self._jackknives[id(terms)][1]
 
 
 def _batches(items: Sequence[Terms]) -> Iterator[list[Terms]]:
@@ -110,7 +119,7 @@ def _replicates(batch: Sequence[Terms]) -> list[Floats]:
     sums = np.empty((len(matrix), REPLICATES))
     for number, start in enumerate(range(0, REPLICATES, rows)):
         weights = _weights(clusters, number, min(rows, REPLICATES - start))
-        sums[:, start : start + rows] = matrix @ weights.astype(precision).T
+        sums[:, start : start + rows] = matrix @ weights.astype(precision, copy=False).T
     found, place = [], 0
     for one in batch:
         width = len(columns(one)[0])
@@ -131,13 +140,13 @@ def _chunk_rows(clusters: int) -> int:
 
 
 @lru_cache(maxsize=32)
-def _weights(clusters: int, number: int, rows: int) -> NDArray[np.uint16]:
-    """How often each cluster occurs in each of some resamples."""
+def _weights(clusters: int, number: int, rows: int) -> NDArray[np.float32]:
+    """How often each cluster occurs in each of some resamples; in the precision that is wanted most."""
     random = np.random.default_rng([_SEED, 1, clusters, number])
     drawn = random.integers(0, clusters, size=(rows, clusters))
     drawn += np.arange(rows)[:, None] * clusters
     counts = np.bincount(drawn.ravel(), minlength=rows * clusters)
-    return counts.reshape(rows, clusters).astype(np.uint16)
+    return counts.reshape(rows, clusters).astype(np.float32)
 
 
 @lru_cache(maxsize=32)

@@ -49,7 +49,8 @@ __all__ = [
     "compare_pairs",
     "estimate_ratios",
     "holm",
-    "lower_quantile",
+    "swap_p_values",
+    "tail_quantiles",
 ]
 
 LEVEL = 0.95
@@ -85,11 +86,15 @@ def estimate_ratios(items: Sequence[Terms], bootstrap: Bootstrap | None = None) 
     """Returns the figure of each item (sums over its clusters) with its interval."""
     bootstrap = bootstrap or Bootstrap()
     bootstrap.prepare(items)
-    return [_interval(_value(one), bootstrap.replicates(one), _jackknife(one)) for one in items]
+    return [_interval(_value(one), bootstrap.replicates(one), bootstrap.jackknife(one)) for one in items]
 
 
 def compare_pairs(
-    pairs: Sequence[tuple[Terms, Terms]], bootstrap: Bootstrap | None = None, *, differences: bool = True
+    pairs: Sequence[tuple[Terms, Terms]],
+    bootstrap: Bootstrap | None = None,
+    *,
+    differences: bool = True,
+    chances: Sequence[float] | None = None,
 ) -> list[Paired]:
     """Compares (candidate, reference) pairs; both sides have the same clusters in the same order.
 
@@ -97,12 +102,17 @@ def compare_pairs(
         pairs: whom to compare.
         bootstrap: resamples to share with other figures.
         differences: whether `Paired.difference` gets an interval too.
+        chances: the p value of each (`swap_p_values`), if they are made already.
     """
     bootstrap = bootstrap or Bootstrap()
     bootstrap.prepare(side for pair in pairs for side in pair)
-    chances = swap_p_values(pairs)
+    if chances is None:
+        chances = swap_p_values(pairs)
+    distinct = {id(side): side for pair in pairs for side in pair}
+    sides = {key: _side(side, bootstrap) for key, side in distinct.items()}
     return [
-        _paired(*pair, chance, bootstrap, differences) for pair, chance in zip(pairs, chances, strict=True)
+        _paired(sides[id(candidate)], sides[id(reference)], chance, differences)
+        for (candidate, reference), chance in zip(pairs, chances, strict=True)
     ]
 
 
@@ -132,20 +142,43 @@ def holm(chances: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _paired(
-    candidate: Terms, reference: Terms, chance: float, bootstrap: Bootstrap, differences: bool
-) -> Paired:
-    ours, theirs = _value(candidate), _value(reference)
-    boot = bootstrap.replicates(candidate), bootstrap.replicates(reference)
-    jack = _jackknife(candidate), _jackknife(reference)
-    needed, detectable = _power(candidate, reference)
+class _Side(NamedTuple):
+    """What a comparison needs to know of one of its two sides, made once for all of its comparisons.
+
+    `influence` is how much each cluster moves the logarithm of the figure; None where that is not known.
+    """
+
+    value: Floats
+    replicates: Floats
+    jackknife: Floats
+    clusters: int
+    influence: Floats | None
+
+
+def _side(terms: Terms, bootstrap: Bootstrap) -> _Side:
+    return _Side(
+        _value(terms),
+        bootstrap.replicates(terms),
+        bootstrap.jackknife(terms),
+        len(terms.num),
+        _influence(terms),
+    )
+
+
+def _paired(ours: _Side, theirs: _Side, chance: float, differences: bool) -> Paired:
+    needed, detectable = _power(ours, theirs)
+    difference = ours.value - theirs.value
     return Paired(
-        _interval(_over(ours, theirs), _over(*boot), _over(*jack)),
-        _interval(ours - theirs, boot[0] - boot[1], jack[0] - jack[1])
+        _interval(
+            _over(ours.value, theirs.value),
+            _over(ours.replicates, theirs.replicates),
+            _over(ours.jackknife, theirs.jackknife),
+        ),
+        _interval(difference, ours.replicates - theirs.replicates, ours.jackknife - theirs.jackknife)
         if differences
-        else Estimate(float(ours - theirs)),
+        else Estimate(float(difference)),
         chance,
-        len(candidate.num),
+        ours.clusters,
         needed,
         detectable,
     )
@@ -156,33 +189,30 @@ def _over(ours: Floats, theirs: Floats) -> Floats:
     return ratio(np.asarray(ours), np.asarray(theirs)) - 1
 
 
-def _power(candidate: Terms, reference: Terms) -> tuple[int | None, float | None]:
+def _power(ours: _Side, theirs: _Side) -> tuple[int | None, float | None]:
     """How many clusters would show 2 %, and what this many show, from the variance of the log ratio."""
-    clusters = len(candidate.num)
-    if clusters < MIN_CLUSTERS:
+    if ours.influence is None or theirs.influence is None:
         return None, None
-    influence = np.zeros(clusters)
-    for side, sign in ((candidate, 1.0), (reference, -1.0)):
-        num, den = columns(side)
-        totals, counts = num.sum(axis=1), den.sum(axis=1)
-        if (counts <= 0).any() or not (value := float((totals / counts).mean())) > 0:
-            return None, None
-        own = ((num - (totals / counts)[:, None] * den) / counts[:, None]).mean(axis=0)
-        influence += sign * clusters * own / value
-    spread = float(influence.std(ddof=1))
+    spread = float((ours.influence - theirs.influence).std(ddof=1))
     needed = math.ceil((_POWER_QUANTILES * spread / math.log1p(_RELEVANT)) ** 2)
-    return max(needed, MIN_CLUSTERS), math.expm1(_POWER_QUANTILES * spread / math.sqrt(clusters))
+    return max(needed, MIN_CLUSTERS), math.expm1(_POWER_QUANTILES * spread / math.sqrt(ours.clusters))
+
+
+def _influence(terms: Terms) -> Floats | None:
+    clusters = len(terms.num)
+    if clusters < MIN_CLUSTERS:
+        return None
+    num, den = columns(terms)
+    totals, counts = num.sum(axis=1), den.sum(axis=1)
+    if (counts <= 0).any() or not (value := float((totals / counts).mean())) > 0:
+        return None
+    own: Floats = ((num - (totals / counts)[:, None] * den) / counts[:, None]).mean(axis=0)
+    return clusters * own / value
 
 
 def _value(item: Terms) -> Floats:
     num, den = columns(item)
     return pooled(num.sum(axis=1), den.sum(axis=1))
-
-
-def _jackknife(item: Terms) -> Floats:
-    """The figure without each cluster in turn."""
-    num, den = columns(item)
-    return pooled(num.sum(axis=1)[:, None] - num, den.sum(axis=1)[:, None] - den)
 
 
 def _interval(value: Floats, replicates: Floats, jackknife: Floats) -> Estimate:
@@ -197,7 +227,7 @@ def _interval(value: Floats, replicates: Floats, jackknife: Floats) -> Estimate:
     widening = max(1.0, own / spread) if spread > 0 else 1.0
     tail = normal_cdf(widening * student_quantile((1 - LEVEL) / 2, clusters - 1))
     around = (replicates - figure).astype(np.float32)
-    low, high = lower_quantile(around, tail, spread), -lower_quantile(-around, tail, spread)
+    low, high = tail_quantiles(around, tail)
     return Estimate(figure, figure + low, figure + high)
 
 
@@ -206,17 +236,16 @@ def _finite(values: Floats) -> Floats:
     return values if known.all() else values[known]
 
 
-def lower_quantile(values: NDArray[np.float32], share: float, spread: float) -> float:
-    """`numpy.quantile` (linear between neighbours) of values around 0 with this spread, for a share in the lower tail.
+def tail_quantiles(values: NDArray[np.float32], share: float) -> tuple[float, float]:
+    """`numpy.quantile` (linear between neighbours) of a share of at most one half, and of its complement.
 
-    Only the values below -spread are ordered, where they are enough: there are thousands of intervals in a
-    comparison.
+    Only the four values that decide are put in their places: there are thousands of intervals in a comparison.
     """
-    place = share * (len(values) - 1)
+    last = len(values) - 1
+    place = share * last
     first = int(place)
-    tail = values[values < -spread]
-    if len(tail) < first + 2:
-        tail = values
-    second = min(first + 1, len(tail) - 1)
-    ordered = np.partition(tail, (first, second))
-    return float(ordered[first]) + (place - first) * float(ordered[second] - ordered[first])
+    second = min(first + 1, last)
+    ordered = np.partition(values, (first, second, last - second, last - first))
+    low = float(ordered[first]) + (place - first) * float(ordered[second] - ordered[first])
+    far = float(ordered[last - first] - ordered[last - second])
+    return low, float(ordered[last - first]) - (place - first) * far

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LinkError
 from orchestrator.hosts.endpoint import resolve_endpoint, resolve_entry
-from orchestrator.hosts.known_hosts import record_key
+from orchestrator.hosts.gateways import SharedGateways
 from orchestrator.hosts.openssh import OpensshHost
-from orchestrator.hosts.ssh import SharedGateways, SshHost
-from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
+from orchestrator.hosts.quick import QuickHost, can_be_quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
 
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.known_hosts import HostKey
+    from orchestrator.hosts.ssh import SshHost
     from orchestrator.inventory import Inventory
 
-__all__ = ["Offer", "SharedGateways", "Trusted", "open_host", "resolve_entry", "trust"]
+__all__ = ["Offer", "SharedGateways", "Trusted", "is_quick", "open_host", "resolve_entry", "trust"]
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,30 @@ class Trusted:
 
 
 def open_host(
-    inventory: Inventory, name: str, gateways: SharedGateways | None = None
-) -> SshHost | OpensshHost:
+    inventory: Inventory, name: str, gateways: SharedGateways | None = None, *, quick: bool = False
+) -> SshHost | OpensshHost | QuickHost:
     """Returns a host of the inventory, not yet connected, over the transport that its entry names.
 
-    With `gateways` it shares its gateways' sessions with other hosts, and does not close them.
+    With `gateways` it shares its gateways' sessions with other hosts, and does not close them. `quick` is for a
+    command that has little to say to the host: where the entry leaves the transport open, the ssh program may carry it.
 
     Raises:
         ConfigError: there is no such host.
         LinkError: it is a sandbox host and the sandbox is down.
     """
     endpoint = resolve_endpoint(inventory, name)
-    return (
-        OpensshHost(endpoint) if inventory.host(name).transport == "openssh" else SshHost(endpoint, gateways)
-    )
+    if inventory.host(name).transport == "openssh":
+        return OpensshHost(endpoint)
+    if quick and is_quick(inventory, endpoint):
+        return QuickHost(endpoint)
+    from orchestrator.hosts.ssh import SshHost
+
+    return SshHost(endpoint, gateways)
+
+
+def is_quick(inventory: Inventory, endpoint: Endpoint) -> bool:
+    """Says whether a host may be reached by the ssh program although its entry does not ask for it."""
+    return inventory.host(endpoint.name).transport == "auto" and can_be_quick(endpoint)
 
 
 def trust(inventory: Inventory, name: str, confirm: Callable[[Offer], bool]) -> list[Trusted]:
@@ -80,6 +90,10 @@ def trust(inventory: Inventory, name: str, confirm: Callable[[Offer], bool]) -> 
 
 
 def _trust_hop(hop: Endpoint, confirm: Callable[[Offer], bool]) -> Trusted:
+    from orchestrator.hosts.known_hosts import record_key
+    from orchestrator.hosts.ssh import SshHost
+    from orchestrator.hosts.verify import judge, refuse_changed_key, trust_command
+
     host = SshHost(hop)
     try:
         key = host.fetch_host_key()

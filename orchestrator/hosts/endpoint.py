@@ -7,7 +7,7 @@ known_hosts files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +72,9 @@ class Endpoint:
 def resolve_entry(inventory: Inventory, name: str) -> HostEntry:
     """Returns a host's entry; for a sandbox host that names no interpreter, with the one of its sandbox."""
     entry = inventory.host(name)
-    if entry.sandbox is None or "python" in entry.model_fields_set:
+    if entry.sandbox is None or "python" in entry.written:
         return entry
-    return entry.model_copy(
-        update={"python": sandbox_host(inventory.folder, entry.sandbox, entry.name).python}
-    )
+    return replace(entry, python=sandbox_host(inventory.folder, entry.sandbox, entry.name).python)
 
 
 def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import HostFailedError, LinkError, OrchError
 from orchestrator.hosts.base import shown
-from orchestrator.hosts.dial import LookupTooSlowError
-from orchestrator.hosts.login import LoginError
-from orchestrator.hosts.watched import TooSlowError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +14,7 @@ if TYPE_CHECKING:
     from tenacity import Retrying
 
     from orchestrator.hosts.endpoint import Endpoint
+    from orchestrator.hosts.login import LoginError
 
 __all__ = [
     "ADDRESS_HINT",
@@ -121,6 +119,10 @@ def program_failed(endpoint: Endpoint, argv: Sequence[str], code: int, errors: b
 def _classify(endpoint: Endpoint, error: Exception, stage: str) -> tuple[str, str, str, bool]:
     """Returns stage, what happened, what to do, and whether a quick second try makes sense."""
     from paramiko.ssh_exception import ChannelException, IncompatiblePeer
+
+    from orchestrator.hosts.dial import LookupTooSlowError
+    from orchestrator.hosts.login import LoginError
+    from orchestrator.hosts.watched import TooSlowError
 
     if isinstance(error, TooSlowError):
         return _timed_out(endpoint, error.stage)

@@ -69,6 +69,7 @@ def call(
     python: str,
     stdin: Iterable[bytes] = (),
     timeout: float = 60.0,
+    in_sight: bool = False,
 ) -> dict[str, Any]:
     """Runs a host-side script as one exec request and returns its answer.
 
@@ -79,13 +80,19 @@ def call(
         python: the interpreter there, as the inventory names it.
         stdin: what the script reads after its arguments.
         timeout: seconds for all of it.
+        in_sight: the arguments are nothing that a process listing may not show, so they go with the command: what is
+            sent after it has to wait for a round trip (few SSH clients switch Nagle's algorithm off).
 
     Raises:
         LinkError: the link broke or the deadline passed; what the script did is not known.
         HostFailedError: disk, permission, interpreter, or no answer that could be read.
         PayloadRejectedError, CheckpointRejectedError, UsageError: as the script classified its failure.
     """
-    done = host.run(script_argv(script, python), stdin=_input(args, stdin), timeout=timeout)
+    command = script_argv(script, python)
+    if in_sight:
+        done = host.run(Named([*command, _words(args)], script), stdin=stdin, timeout=timeout)
+    else:
+        done = host.run(command, stdin=_input(args, stdin), timeout=timeout)
     document = _find_answer(done.stdout)
     if document is None:
         _raise_no_answer(host.name, python, done)
@@ -103,10 +110,9 @@ def stream(
     Raises:
         OrchError: as `call` does; a failure there that the script has classified is that error.
     """
-    packed = base64.b64encode(json.dumps(dict(args)).encode()).decode()
     try:
         yield from host.stream(
-            Named([*script_argv(script, python, "main_stream"), packed], script), timeout=timeout
+            Named([*script_argv(script, python, "main_stream"), _words(args)], script), timeout=timeout
         )
     except HostFailedError as error:
         document = _find_answer(str(error.details.get("stderr", "")).encode())
@@ -120,6 +126,10 @@ def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     # Commands start in the home folder and are quoted, so the shell expands no tilde for us.
     interpreter = "./" + python[2:] if python.startswith("~/") else python
     return Named([interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)], script)
+
+
+def _words(args: Mapping[str, Any]) -> str:
+    return base64.b64encode(json.dumps(dict(args)).encode()).decode()
 
 
 def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:

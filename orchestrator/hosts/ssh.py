@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from paramiko.transport import Transport
 
     from orchestrator.hosts.endpoint import Endpoint
+    from orchestrator.hosts.gateways import SharedGateways
     from orchestrator.hosts.known_hosts import HostKey
 
-__all__ = ["SharedGateways", "SshHost"]
+__all__ = ["SshHost"]
 
 
 class SshHost:
@@ -209,32 +210,3 @@ class SshHost:
             return getattr(watched.fault, "strerror", None) or str(watched.fault)
         silent = watched.silent_for()
         return f"no byte came for {silent:.0f} s" if silent > 2 * KEEPALIVE_S else ""
-
-
-class SharedGateways:
-    """The gateways of one command: each is connected once, however many hosts are behind it.
-
-    A gateway's server drops connections that come too many at a time; it does not mind many channels.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._hosts: dict[Endpoint, SshHost] = {}
-
-    def __enter__(self) -> SharedGateways:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes all of them."""
-        for host in list(self._hosts.values()):
-            host.close()
-
-    def open(self, endpoint: Endpoint) -> SshHost:
-        """Returns the one host for an endpoint, and those before it shared too; not yet connected."""
-        with self._lock:
-            if endpoint not in self._hosts:
-                self._hosts[endpoint] = SshHost(endpoint, self)
-            return self._hosts[endpoint]

@@ -10,7 +10,7 @@ from orchestrator.hosts.linkfault import ADDRESS_HINT, CUT_HINT, REFUSED_HINT
 if TYPE_CHECKING:
     from orchestrator.hosts.endpoint import Endpoint
 
-__all__ = ["explain_words", "is_host_key_fault"]
+__all__ = ["explain_words", "is_host_key_fault", "timeout_stage"]
 
 _LOGIN_HINT = "see that `ssh` lets you in by hand without a question, then try again"
 _KEY_HINT = "see what `ssh` says of the host key by hand; host keys are never accepted unchecked"
@@ -36,6 +36,13 @@ _TABLE = (
 def is_host_key_fault(words: str) -> bool:
     """Says whether ssh stopped at a host key."""
     return _find(words)[0] == "host key"
+
+
+def timeout_stage(words: str) -> str:
+    """Returns how far ssh had come when it met its time limit; empty if that is not what ended it."""
+    if "timed out" not in words:
+        return ""
+    return "banner" if "banner" in words else "connect"
 
 
 def explain_words(endpoint: Endpoint, words: str) -> LinkError:

@@ -6,7 +6,9 @@ A wrong file is one ConfigError that lists all of its problems with their lines.
 
 from __future__ import annotations
 
+from orchestrator.inventory.forms import nearest
 from orchestrator.inventory.load import find_inventory, load_inventory
+from orchestrator.inventory.memory import Memory, users_memory
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -16,13 +18,14 @@ from orchestrator.inventory.models import (
     SuiteEntry,
     TargetEntry,
 )
-from orchestrator.inventory.whole import Inventory, nearest
+from orchestrator.inventory.whole import Inventory
 
 __all__ = [
     "CheckpointEntry",
     "Defaults",
     "HostEntry",
     "Inventory",
+    "Memory",
     "Role",
     "Seeds",
     "SuiteEntry",
@@ -30,4 +33,5 @@ __all__ = [
     "find_inventory",
     "load_inventory",
     "nearest",
+    "users_memory",
 ]

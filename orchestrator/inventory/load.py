@@ -11,11 +11,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
 from orchestrator.errors import ConfigError
-from orchestrator.inventory.document import Document, Location, Problem, parse_document
-from orchestrator.inventory.explain import explain
+from orchestrator.inventory.document import Document, Location, Problem
+from orchestrator.inventory.forms import WrongError, nearest
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -27,11 +25,13 @@ from orchestrator.inventory.models import (
     allowed_keys,
 )
 from orchestrator.inventory.references import check_references
-from orchestrator.inventory.whole import Inventory, nearest
+from orchestrator.inventory.whole import Inventory
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from orchestrator.inventory.memory import Memory
 
 __all__ = ["FILE_NAME", "SCHEMA", "find_inventory", "load_inventory"]
 
@@ -50,8 +50,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EntryT = TypeVar("_EntryT", bound=Entry)
 
 
-def load_inventory(path: Path | None = None) -> Inventory:
+def load_inventory(path: Path | None = None, memory: Memory | None = None) -> Inventory:
     """Reads and checks the inventory: the given file, else the first of the usual places that has one.
+
+    With a `memory` a text that was read before needs no YAML.
 
     Raises:
         ConfigError: there is none, it cannot be read, or something in it is wrong (all of it is listed).
@@ -64,11 +66,21 @@ def load_inventory(path: Path | None = None) -> Inventory:
             f"{file}: the inventory cannot be read: {error.strerror or error}",
             "name another file with --inventory FILE or $ORCH_INVENTORY",
         ) from error
+    known = memory.recall(raw) if memory else None
+    if known is not None:
+        remembered = Document(known)
+        inventory = _Reader(file, remembered).read()
+        if inventory is not None and not remembered.problems:
+            return inventory
+    from orchestrator.inventory.yamltext import parse_document
+
     document = parse_document(raw)
     builder = _Reader(file, document)
     inventory = builder.read() if not document.problems or document.data is not None else None
     if inventory is None or document.problems:
         raise _rejected(file, document.problems)
+    if memory:
+        memory.keep(raw, document.data)
     return inventory
 
 
@@ -168,9 +180,9 @@ class _Reader:
                 self._unknown_key(location, key, allowed_keys(model))
         known = {key: value for key, value in raw.items() if key in allowed_keys(model)}
         try:
-            return model.model_validate({**known, **name})
-        except ValidationError as error:
-            for inside, text in explain(error, model):
+            return model(**known, **name, **({"written": frozenset(known)} if model is HostEntry else {}))
+        except WrongError as error:
+            for inside, text in error.faults:
                 inner = inside[1:] if model is Seeds else inside
                 full = ".".join(str(part) for part in (*location, *inner))
                 self._problem((*location, *inner), f"{full}: {text}")

@@ -6,11 +6,11 @@ nearest match. References inside the file were checked when it was read, so such
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.errors import ConfigError, UnknownNameError
+from orchestrator.inventory.forms import nearest
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
@@ -25,15 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Inventory", "nearest", "unknown_name"]
+__all__ = ["Inventory", "unknown_name"]
 
 _Entry = TypeVar("_Entry")
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Returns the candidate that a mistyped word most likely means, or None."""
-    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return found[0] if found else None
 
 
 def unknown_name(kind: str, name: str, candidates: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ without asking; only `cancel` ends a job, only `settle` and `resume` start one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import HostFailedError, LinkError
@@ -40,7 +41,7 @@ class AttachedRun:
     def __init__(self, run: Run, host: Host, entry: HostEntry) -> None:
         # The job is where it was submitted, whatever the inventory calls the host's work folder today.
         self.run = run
-        self.launcher = launcher_for(host, entry.model_copy(update={"workdir": run.where.workdir}))
+        self.launcher = launcher_for(host, replace(entry, workdir=run.where.workdir))
         self.handle = Handle(
             host.name, run.job_id, run.job.payload_hash, run.where.launcher, run.where.native_id
         )

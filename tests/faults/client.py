@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     main(
         Path(sys.argv[1]),
         sys.argv[2],
-        HostEntry.model_validate_json(sys.argv[3]),
+        HostEntry(**json.loads(sys.argv[3])),
         Path(sys.argv[4]),
         sys.argv[5],
     )

@@ -6,6 +6,7 @@ the verdicts that it may cause; `play` and `judge` take it as they take these.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -164,7 +165,7 @@ class ClientProcess:
         self._steps = world.root / "client.steps"
         self._steps.touch()
         desk = world.desk
-        words = [str(desk.root), case.job_id, desk.entry.model_dump_json(), str(self._steps), aim]
+        words = [str(desk.root), case.job_id, json.dumps(desk.entry.plain()), str(self._steps), aim]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.client", *words],
             cwd=_REPO,

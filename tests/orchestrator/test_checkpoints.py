@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -466,7 +467,7 @@ def small_disk(lab: Lab) -> Iterator[Path]:
         mounted = subprocess.run(argv, capture_output=True, check=False).returncode == 0
     if not mounted:
         pytest.skip("mounting a small file system needs root on Linux")
-    lab.entries["ct129"] = lab.entries["ct129"].model_copy(update={"workdir": str(folder / "orch")})
+    lab.entries["ct129"] = replace(lab.entries["ct129"], workdir=str(folder / "orch"))
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
 import pytest
 
+from orchestrator.inventory.forms import REQUIRED
 from orchestrator.inventory.load import _SECTIONS
 from orchestrator.inventory.models import Defaults, Entry, Seeds, allowed_keys
 from tests.conftest import REPO
@@ -23,10 +25,10 @@ def rows(section: str) -> dict[str, str]:
 
 
 def shown(model: type[Entry], key: str) -> str:
-    field = model.model_fields[key]
-    if field.is_required():
+    (field,) = (item for item in dataclasses.fields(model) if item.name == key)
+    if field.default is REQUIRED:
         return "*needed*"
-    value = field.get_default(call_default_factory=True)
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if value is None:
         return "–"
     if isinstance(value, (tuple, list)):

@@ -7,6 +7,7 @@ import py_compile
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_launch_whose_answer_was_lost_is_settled_by_asking_again(desk: Desk) -
 
 
 def test_the_hosts_environment_reaches_the_worker_and_python_is_told_to_speak_utf8(desk: Desk) -> None:
-    entry = desk.entry.model_copy(update={"env": {"HF_HUB_OFFLINE": "1"}})
+    entry = replace(desk.entry, env={"HF_HUB_OFFLINE": "1"})
     launcher = type(desk.launcher)(desk.host, entry)
     launcher.submit(desk.job("a", "rows=100", "pause=0.1"), FILES)
     pid = wait_for(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError, LinkError
-from orchestrator.hosts import open_host, openssh
+from orchestrator.hosts import control, open_host
 from orchestrator.hosts.endpoint import Endpoint
 from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
@@ -134,8 +134,8 @@ def test_without_that_session_the_login_is_refused_in_words(
 def test_a_session_of_the_users_that_falls_silent_is_noticed(
     server: Endpoint, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openssh, "KEEPALIVE_S", 0.5)
-    monkeypatch.setattr(openssh, "DEAD_AFTER_S", 2.0)
+    monkeypatch.setattr(control, "KEEPALIVE_S", 0.5)
+    monkeypatch.setattr(control, "DEAD_AFTER_S", 2.0)
     path = home / "cm"
     with closing(Relay(server.port)) as relay:
         base = ["ssh", "-F", "none", "-i", server.identity_files[0], "-p", str(relay.port)]
@@ -284,8 +284,8 @@ def test_what_the_configuration_wants_for_people_does_not_get_in_the_way(
 
 
 def test_a_link_that_falls_silent_ends_our_session(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openssh, "KEEPALIVE_S", 1.0)
-    monkeypatch.setattr(openssh, "DEAD_AFTER_S", 3.0)
+    monkeypatch.setattr(control, "KEEPALIVE_S", 1.0)
+    monkeypatch.setattr(control, "DEAD_AFTER_S", 3.0)
     with closing(Relay(server.port)) as relay, closing(OpensshHost(replace(server, port=relay.port))) as host:
         host.run(["true"])
         relay.silence()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,7 @@ def test_a_package_that_the_host_lacks_is_the_hosts_matter(there: Any, tmp_path:
 
 def test_the_self_check_sees_the_release_first_and_the_hosts_environment(there: Any, tmp_path: Path) -> None:
     entry, host = there
-    entry = entry.model_copy(
-        update={"env": {"ORCH_TEST_MARK": "from the inventory", "PYTHONPATH": "/nowhere"}}
-    )
+    entry = replace(entry, env={"ORCH_TEST_MARK": "from the inventory", "PYTHONPATH": "/nowhere"})
     source = SELF_CHECK.replace("print(json", "import os, remote_payload\nprint(json", 1).replace(
         '"ok": True', '"ok": True, "mark": os.environ["ORCH_TEST_MARK"], "at": remote_payload.__file__'
     )
@@ -335,7 +334,7 @@ def test_a_work_folder_that_may_not_be_written_is_named(there: Any, tmp_path: Pa
     if not Path("/proc/self").exists():
         folder = tmp_path / "closed" / "orch"
         folder.parent.mkdir(mode=0o555)
-    entry = entry.model_copy(update={"workdir": str(folder)})
+    entry = replace(entry, workdir=str(folder))
     with pytest.raises(HostFailedError, match=rf"ct129: .*{folder}") as caught:
         push(entry, host, tree(tmp_path))
     assert caught.value.exit_code == 6
@@ -359,7 +358,7 @@ def test_a_full_disk_is_named_with_its_figures_and_nothing_stays(
     there: Any, tmp_path: Path, small_disk: Path
 ) -> None:
     entry, host = there
-    entry = entry.model_copy(update={"workdir": str(small_disk / "orch")})
+    entry = replace(entry, workdir=str(small_disk / "orch"))
     good = tree(tmp_path, "good")
     push(entry, host, good)
     payload = tree(tmp_path, "big")
@@ -427,7 +426,7 @@ def test_a_self_check_counts_for_its_interpreter_only(there: Any, tmp_path: Path
     other = tmp_path / "env" / "bin" / "python"
     other.parent.mkdir(parents=True)
     other.symlink_to(sys.executable)
-    moved = entry.model_copy(update={"python": str(other)})
+    moved = replace(entry, python=str(other))
     assert [push(moved, host, payload).status for _ in range(2)] == ["activated", "unchanged"]
     assert push(entry, host, payload).status == "unchanged"  # the first interpreter's pass still counts
 

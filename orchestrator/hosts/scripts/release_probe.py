@@ -1,4 +1,4 @@
-# needs tree releases
+# needs release_state
 """One look at a host before a push: interpreter, disk, what is installed, what is current. Writes nothing."""
 
 

@@ -1,3 +1,4 @@
+# needs release_state
 """Releases on a host: which is current, whether one may become it, and which may go.
 
 What always holds: `current` is a symbolic link and changes by one rename; only a release that compiled and
@@ -10,23 +11,6 @@ LOCK_SECONDS = 30
 LIVE = ("queued", "running")
 
 
-def release_folder(workdir, release):
-    return os.path.join(workdir, "releases", release)
-
-
-def current_release(workdir):
-    """The hash that `current` points to, or None; something else under that name is a HostError."""
-    link = os.path.join(workdir, "current")
-    try:
-        return os.path.basename(os.readlink(link))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise HostError("in_the_way", "not the symbolic link that orch keeps there", link) from error
-
-
 def installed(workdir):
     folder = os.path.join(workdir, "releases")
     if not os.path.isdir(folder):
@@ -34,16 +18,6 @@ def installed(workdir):
     return sorted(
         name for name in os.listdir(folder) if len(name) == 64 and os.path.isdir(os.path.join(folder, name))
     )
-
-
-def checked_by(folder):
-    """The interpreters under which a release has passed its self-check, with what it answered."""
-    record = read_record(os.path.join(folder, "CHECKED.json")) or {}
-    return record.get("checked") or {}
-
-
-def interpreter():
-    return f"{sys.version.split()[0]} {sys.executable}"
 
 
 def activations(workdir):
