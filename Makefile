@@ -42,8 +42,10 @@ imports: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -m serial
-	$(BIN)/python -m pytest -m "not serial" -n $(JOBS)
+	@status=0; \
+	$(BIN)/python -m pytest -m serial || status=$$?; \
+	$(BIN)/python -m pytest -m "not serial" -n $(JOBS) || status=$$?; \
+	exit $$status
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -55,7 +55,8 @@ def _evidence(document: Mapping[str, Any]) -> str:
     reference = document.get("reference")
     if reference:
         said += (
-            f"; the reference {reference['label']} has τ {reference['tau']:.2f}, {reference['nll']:.3f} nats"
+            f"; {reference['label']}, the drafter beside it, has τ {reference['tau']:.2f}, "
+            f"{reference['nll']:.3f} nats"
         )
     return _wrapped(said)
 

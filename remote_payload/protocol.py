@@ -104,7 +104,7 @@ def check_schema(record: Any, expected: str, where: str = "") -> None:
         raise ProtocolError(f"{where or family}: not a JSON object")
     found = record.get("schema")
     allowed = {expected, f"{family}/{int(version) - 1}"} if int(version) > 1 else {expected}
-    if found not in allowed:
+    if not isinstance(found, str) or found not in allowed:
         raise ProtocolError(
             f"{where or family}: schema {found!r}, this orch reads {', '.join(sorted(allowed))}"
         )

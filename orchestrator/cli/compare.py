@@ -32,15 +32,17 @@ from orchestrator.cli.compare_options import (
     one_form,
     read_dimensions,
     read_gate,
+    said_of_drafts,
     words_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orchestrator.compare.build import Wanted
     from orchestrator.compare.load import Measurements
     from orchestrator.compare.model import Comparison
+    from orchestrator.compare.samples import Order
     from orchestrator.compare.select import Selection
 
 __all__ = ["register"]
@@ -86,12 +88,14 @@ def compare(
     from orchestrator.compare import build
     from orchestrator.compare.gate import judge
     from orchestrator.compare.load import load
+    from orchestrator.compare.samples import read_order
     from orchestrator.errors import NegativeAnswerError
     from orchestrator.text import printable
 
     form = one_form(as_json, as_csv, markdown, plain)
     dimensions = read_dimensions(by or (), form)
     rule = read_gate(fail_if_worse, require_not_worse)
+    order = read_order(samples_by)
     selection, default_baseline = _select(runs or [], baseline, inventory)
     for note in selection.notes:
         talk(printable(note), quiet=quiet)
@@ -108,11 +112,19 @@ def compare(
         details=in_full | (_PAGE_DETAILS if html else frozenset()),
         details_of=_PAGE_DETAILS_OF if html and not in_full & _PAGE_DETAILS else None,
     )
-    page = (html, search) if html else None
-    wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions, page))
+    rest = {
+        "--fail-if-worse": fail_if_worse,
+        "--require-not-worse": require_not_worse,
+        "--samples": str(samples) if samples else None,
+        "--samples-by": order if samples and order != "disagreement" else None,
+        "--search": search or None,
+        "--html": str(html) if html else None,
+        "--inventory": str(inventory) if inventory else None,
+    }
+    wanted = replace(wanted, arguments=_arguments(selection, wanted, dimensions, rest))
     comparison = build.compare(measurements, wanted)
     if samples:
-        comparison = _with_samples(comparison, measurements, samples, samples_by, search, quiet=quiet)
+        comparison = _with_samples(comparison, measurements, samples, order, search, quiet=quiet)
     if rule:
         comparison = replace(comparison, gate=judge(comparison, *rule))
     _show(comparison, form, dimensions)
@@ -120,7 +132,8 @@ def compare(
         _write_page(html, comparison, measurements, search, quiet=quiet)
     if rule:
         append_summary(comparison)
-    for said in _missing_dimensions(comparison, dimensions):
+    drafts_said = said_of_drafts(form, samples, order, search, is_page=html is not None)
+    for said in (*_missing_dimensions(comparison, dimensions), *drafts_said):
         talk(said, quiet=quiet)
     if not any(
         entry.versus_baseline or entry.versus_previous for b in comparison.blocks for entry in b.entries
@@ -139,35 +152,34 @@ def _one_thread() -> None:
 
 
 def _arguments(
-    selection: Selection, wanted: Wanted, dimensions: frozenset[str], page: tuple[Path, str] | None
+    selection: Selection, wanted: Wanted, dimensions: frozenset[str], rest: Mapping[str, str | None]
 ) -> tuple[str, ...]:
-    """The words that show the same comparison again, whatever was evaluated since."""
+    """The words that show the same comparison again, whatever was evaluated since; but for the baseline's."""
     options = words_of(
         [
-            ("--baseline", wanted.baseline),
             ("--shape", wanted.shapes),
             ("--dialect", wanted.dialect if wanted.dialect != "tau" else None),
             ("--metric", wanted.metric if wanted.metric != "tau" else None),
             ("--by", sorted(dimensions)),
             ("--filter", wanted.filters),
             ("--allow", wanted.allow),
-            ("--html", str(page[0]) if page else None),
-            ("--search", page[1] if page and page[1] else None),
+            *rest.items(),
         ]
     )
     return (*selection.words(), *options)
 
 
 def _with_samples(
-    comparison: Comparison, measurements: Measurements, count: int, order: str, search: str, *, quiet: bool
+    comparison: Comparison, measurements: Measurements, count: int, order: Order, search: str, *, quiet: bool
 ) -> Comparison:
     from dataclasses import replace
 
-    from orchestrator.compare.samples import pick_samples, read_order
+    from orchestrator.compare.samples import pick_samples
 
-    picked = pick_samples(measurements.runs, comparison, count, read_order(order), search)
+    picked = pick_samples(measurements.runs, comparison, count, order, search)
     if not picked:
         what = f"no samples have {search!r}" if search else "the runs kept no samples at the same anchors"
+        what += " on the prompts that pass the filters" if comparison.filters else ""
         talk(f"no drafts to show: {what}", quiet=quiet)
     return replace(comparison, samples=picked)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from orchestrator.compare.model import Comparison
 
@@ -35,6 +35,7 @@ __all__ = [
     "one_form",
     "read_dimensions",
     "read_gate",
+    "said_of_drafts",
     "words_of",
 ]
 
@@ -172,6 +173,16 @@ def read_gate(fail_if_worse: str | None, require_not_worse: str | None) -> tuple
     if require_not_worse is not None:
         return REQUIRE_NOT_WORSE, read_margin(REQUIRE_NOT_WORSE, require_not_worse)
     return None
+
+
+def said_of_drafts(form: str, samples: int, order: str, search: str, *, is_page: bool) -> Iterable[str]:
+    """Yields why drafts that were asked for are not in the output, and which of their options did nothing."""
+    if samples and form in ("csv", "markdown"):
+        yield f"--samples: --{form} has no drafts; the terminal, --plain, --json and --html have"
+    if search and not samples and not is_page:
+        yield "--search looks in drafts: show some with --samples N or --html FILE"
+    if order != "disagreement" and not samples:
+        yield f"--samples-by {order} is the order of the drafts that --samples N shows"
 
 
 def words_of(options: Sequence[tuple[str, str | Sequence[str] | None]]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -116,6 +117,8 @@ def _program(
 def run() -> None:
     """The console script: runs a command, maps what it raises to an exit code (README: exit codes)."""
     catch_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding that lacks a sign shows its code, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         completing = any(name.endswith("_COMPLETE") for name in os.environ)
         build_app(None if completing else sys.argv[1:])()

@@ -41,12 +41,12 @@ def describe(run: Run, fault: str | None = None) -> dict[str, Any]:
 
 
 def _results(pulled: Pulled | None) -> str | None:
-    """complete, incomplete, or none: everything there was is here, and no row was among it."""
+    """complete, incomplete, or none: everything there was is here, and neither rows nor a diagnosis among it."""
     if pulled is None:
         return None
     if not pulled.complete:
         return "incomplete"
-    return "complete" if "rows.jsonl" in pulled.files else "none"
+    return "complete" if {"rows.jsonl", "diagnosis.json"} & pulled.files.keys() else "none"
 
 
 def emit_run(run: Run, **more: Any) -> None:

@@ -67,7 +67,7 @@ class Wanted:
     stand side by side, compared within each. Intervals by dataset and prompts are of `details_of`
     drafters of a table at most: the baseline, the last one, and those with the highest figures; figures by
     context length are there for up to so many drafters (None: any number). `arguments` are the words that
-    make `orch compare` show this.
+    make `orch compare` show this; those that say which baseline are added to them.
     """
 
     baseline: str | None = None
@@ -127,7 +127,7 @@ def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
     blocks = tuple(table.block for table in tables)
     used = {run for one in chosen.series for run in one.runs}
     runs = [run for run in chosen.runs if run.name in used]
-    provenance = origins(runs, command_line(wanted.arguments))
+    provenance = origins(runs, command_line((*wanted.arguments, *_baseline_words(baseline, wanted))))
     return Comparison(
         baseline=baseline,
         metric=metric.name,
@@ -179,7 +179,7 @@ def _choose_shapes(measurements: Measurements, shapes: Collection[str]) -> Measu
         raise UsageError(f"--shape {missing[0]}: these runs have no such rows", f"they have {known}")
     if not present:
         raise UsageError(
-            "there are no rows to compare yet",
+            f"there are no rows to compare yet in {', '.join(run.name for run in measurements.runs[:3])}",
             "`orch runs ls` shows the runs; `orch eval --ckpt REF` makes one",
         )
     kept = tuple(series for series in measurements.series if not shapes or series.key.shape in shapes)
@@ -228,6 +228,12 @@ def _find_baseline(
     raise UsageError(
         f"--baseline {label}: no such drafter in these runs", f"{hint}they have {', '.join(known)}"
     )
+
+
+def _baseline_words(baseline: str | None, wanted: Wanted) -> tuple[str, ...]:
+    """The words that choose the same baseline, whatever the default is by then."""
+    label = wanted.baseline or wanted.default_baseline
+    return ("--baseline", label if baseline else "none") if label else ()
 
 
 def _begin(

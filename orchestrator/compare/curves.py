@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.compare.entries import figure_terms
 from orchestrator.compare.model import BudgetCurve, BudgetPoint, StepCurve, StepPoint
+from orchestrator.compare.resampling import columns, pooled
 from orchestrator.compare.stats import MIN_CLUSTERS, chances_of_best
 
 if TYPE_CHECKING:
@@ -52,18 +53,24 @@ def step_curves(
         clusters = len(terms[0].num) if terms else 0
         chances = chances_of_best(terms, bootstrap) if clusters >= MIN_CLUSTERS else None
         entries = [block.entries[place] for place in places]
-        yield _curve(block, training, entries, chances, clusters, baseline)
+        figures = [_figure(own) for own in terms] or [entry.figure.value for entry in entries]
+        best = max(
+            (place for place, value in enumerate(figures) if math.isfinite(value)),
+            key=figures.__getitem__,
+            default=None,
+        )
+        yield _curve(block, training, entries, best, chances, clusters, baseline)
 
 
 def _curve(
     block: Block,
     training: str,
     entries: Sequence[Entry],
+    best: int | None,
     chances: Sequence[float] | None,
     clusters: int,
     baseline: Entry | None,
 ) -> StepCurve:
-    best = max(range(len(entries)), key=lambda place: _or_lowest(entries[place].figure.value))
     return StepCurve(
         shape=block.shape,
         kind=block.kind,
@@ -73,15 +80,16 @@ def _curve(
             StepPoint(entry.step or 0, entry.name, entry.figure, chances[place] if chances else None)
             for place, entry in enumerate(entries)
         ),
-        best=entries[best].name,
-        probability=chances[best] if chances else None,
+        best=None if best is None else entries[best].name,
+        probability=None if best is None or chances is None else chances[best],
         clusters=clusters,
         reference=baseline.figure if baseline and baseline not in entries else None,
     )
 
 
-def _or_lowest(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
+def _figure(terms: Terms) -> float:
+    num, den = columns(terms)
+    return float(pooled(num.sum(axis=1), den.sum(axis=1)))
 
 
 def _common(named: Sequence[Named], wholes: Sequence[Terms], context: Context) -> list[Terms]:

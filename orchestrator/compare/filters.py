@@ -11,7 +11,7 @@ import operator
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,14 @@ from orchestrator.compare.names import step_of
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from orchestrator.compare.columns import Series
     from orchestrator.compare.load import Measurements
 
-__all__ = ["FIELDS", "Filter", "keep", "read_filter"]
+__all__ = ["FIELDS", "Filter", "keep", "read_filter", "row_passes"]
 
 _TEXTS = ("dataset", "drafter", "engine", "prompt", "shape")
 _NUMBERS = ("block_size", "sample", "step", "temperature", "turn")
@@ -116,6 +116,19 @@ def keep(measurements: Measurements, filters: Sequence[Filter], baseline: str | 
         said = " and ".join(f"--filter {one}" for one in filters)
         raise UsageError(f"{said}: no row is left", _what_there_is(measurements, {f.field for f in filters}))
     return replace(measurements, series=tuple(kept))
+
+
+def row_passes(filters: Sequence[Filter], record: Mapping[str, Any]) -> bool:
+    """Whether what a record says of its dataset, prompt, turn and sample passes."""
+    values: dict[str, str | float] = {
+        "dataset": str(record["dataset"]),
+        "prompt": str(record["prompt_id"]),
+        "sample": record["sample"],
+        "turn": record["turn"],
+    }
+    return all(
+        _all_hold(own, [values[field]]) for field, own in _by_field(filters).items() if field in _OF_ROWS
+    )
 
 
 def _by_field(filters: Sequence[Filter]) -> dict[str, list[Filter]]:

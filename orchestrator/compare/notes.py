@@ -1,4 +1,7 @@
-"""The footnotes of a comparison: what a reader has to know before believing a number."""
+"""The footnotes of a comparison: what a reader has to know before believing a number.
+
+What always holds: however many drafters there are, a table has a few lines of notes: many of a kind become one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from orchestrator.compare.model import Block, Entry, Versus
 
 __all__ = ["footnotes"]
+
+_FEW = 3
+"""Comparisons up to which each has a note of its own, and names up to which a note lists all."""
 
 
 def footnotes(blocks: Sequence[Block], measurements: Measurements, metric: Metric) -> tuple[str, ...]:
@@ -80,24 +86,32 @@ def _rules_differ(blocks: Sequence[Block]) -> Iterable[str]:
                     (undecided if versus.verdict == "~" else decided).append(who)
         why = "the verdict goes by p, which is adjusted for all comparisons of the table; the interval is of one alone"
         if undecided:
-            yield f"~ {block.shape}: undecided although the interval leaves out 0 ({', '.join(undecided)}): {why}"
+            yield f"~ {block.shape}: undecided although the interval leaves out 0 ({_some(undecided)}): {why}"
         if decided:
-            yield f"{block.shape}: decided although the interval holds 0 ({', '.join(decided)}): {why}"
+            yield f"{block.shape}: decided although the interval holds 0 ({_some(decided)}): {why}"
 
 
 def _partial_pairs(blocks: Sequence[Block]) -> Iterable[str]:
     for block in blocks:
         sizes = {entry.name: entry.clusters for entry in block.entries}
-        for entry in block.entries:
-            for versus in (entry.versus_baseline, entry.versus_previous):
-                if versus and versus.clusters < max(entry.clusters, sizes[versus.against]):
-                    yield (
-                        f"{entry.name} and {versus.against}: compared on {versus.clusters} common prompts "
-                        f"({entry.name} has {entry.clusters}, {versus.against} {sizes[versus.against]})"
-                    )
+        partial = [
+            (entry, versus)
+            for entry in block.entries
+            for versus in (entry.versus_baseline, entry.versus_previous)
+            if versus and versus.clusters < max(entry.clusters, sizes[versus.against])
+        ]
+        if len(partial) > _FEW:
+            common = _span([versus.clusters for _, versus in partial])
+            yield f"{block.shape}: {len(partial)} comparisons are on the {common} prompts that both sides have"
+        else:
+            for entry, versus in partial:
+                yield (
+                    f"{entry.name} and {versus.against}: compared on {versus.clusters} common prompts "
+                    f"({entry.name} has {entry.clusters}, {versus.against} {sizes[versus.against]})"
+                )
         lacking = [e.name for e in block.entries if not _was_compared(e, block)]
         if lacking:
-            yield f"{block.shape}: no prompt in common, so not compared: {', '.join(lacking)}"
+            yield f"{block.shape}: no prompt in common, so not compared: {_some(lacking)}"
 
 
 def _was_compared(entry: Entry, block: Block) -> bool:
@@ -108,24 +122,49 @@ def _was_compared(entry: Entry, block: Block) -> bool:
 
 def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
     for block in blocks:
-        more: dict[str, list[str]] = {}
-        for entry in block.entries:
-            for versus in (entry.versus_baseline, entry.versus_previous):
-                if versus is not None and versus.verdict == "~" and versus.needed is not None:
-                    shown = (
-                        f"; these show {_percent(versus.detectable)}" if versus.detectable is not None else ""
-                    )
-                    pair = f"{entry.name} against {versus.against}{shown}"
-                    more.setdefault(_advice(versus), []).append(pair)
-        for advice, who in more.items():
-            yield f"~ {block.shape}: {advice} ({', '.join(who)})"
+        undecided = [
+            (entry, versus)
+            for entry in block.entries
+            for versus in (entry.versus_baseline, entry.versus_previous)
+            if versus
+            and versus.verdict == "~"
+            and versus.needed is not None
+            and versus.detectable is not None
+        ]
+        if len(undecided) > _FEW:
+            more = _span([_round_up(_missing(versus)) for _, versus in undecided])
+            shares = sorted(versus.detectable or 0.0 for _, versus in undecided)
+            yield (
+                f"~ {block.shape}: {len(undecided)} comparisons are undecided; about {more} more prompts would show "
+                f"a 2 % difference (these show {_percent(shares[0])} to {_percent(shares[-1])})"
+            )
+        else:
+            for entry, versus in undecided:
+                pair = (
+                    f"{entry.name} against {versus.against}; these show {_percent(versus.detectable or 0.0)}"
+                )
+                yield f"~ {block.shape}: {_advice(versus)} ({pair})"
+
+
+def _missing(versus: Versus) -> int:
+    """How many prompts more than there are would show 2 %."""
+    return max((versus.needed or 0) - versus.clusters, 0)
 
 
 def _advice(versus: Versus) -> str:
-    missing = (versus.needed or 0) - versus.clusters
-    if missing > 0:
+    if missing := _missing(versus):
         return f"about {_round_up(missing)} more prompts would show a 2 % difference"
     return f"a 2 % difference would show with these {versus.clusters} prompts"
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _some(names: Sequence[str]) -> str:
+    left_out = len(names) - _FEW
+    return ", ".join(names[:_FEW]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def _percent(share: float) -> str:
@@ -147,7 +186,7 @@ def _short_outputs(blocks: Sequence[Block], dialect: str) -> Iterable[str]:
             if abs(entry.short_output_bias[dialect]) > BIAS_WORTH_A_WARNING
         ]
         if moved:
-            yield f"{block.shape}: short outputs move `{dialect}` by about {', '.join(moved)} (`tau` is not moved)"
+            yield f"{block.shape}: short outputs move `{dialect}` by about {_some(moved)} (`tau` is not moved)"
 
 
 def _leaks(blocks: Sequence[Block]) -> Iterable[str]:

@@ -105,8 +105,11 @@ def _diagnosis(run: Run) -> tuple[float, Diagnosis]:
         check_schema(record, DIAGNOSE_SCHEMA, str(run.folder / "diagnosis.json"))
     except ProtocolError as error:
         raise ResultsError(str(error), "move the file away, or make the diagnosis again") from error
-    spec = run.job.drafters[0]
-    return run.job.created, Diagnosis(run.name, spec.label, spec.hash, record)
+    spec, said = run.job.drafters[0], record.get("drafter")
+    label, digest = (said.get("label"), said.get("hash")) if isinstance(said, dict) else (None, None)
+    if not (isinstance(label, str) and isinstance(digest, str)):  # a record that does not tell its drafter
+        label, digest = spec.label, spec.hash
+    return run.job.created, Diagnosis(run.name, label, digest, record)
 
 
 def _run(run: Run) -> RunProvenance:

@@ -1,14 +1,17 @@
 """Drafts side by side: the fixed anchors of samples.jsonl and each drafter's worst rounds.
 
 What always holds: the fixed anchors are the same for every drafter, and only those that every drafter shown
-has are taken; a worst round is one drafter's own, with the others' drafts where they were kept. What was
-accepted is what equals the target's own tokens. None of this enters any figure.
+has are taken; a worst round is one drafter's own, with the others' drafts where they were kept. Drafts stand
+side by side only if the target's text is the same (runs of other targets or temperatures have other texts), and
+only of rows that pass the comparison's filters. What was accepted is what equals the target's own tokens. None of this
+enters any figure.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from orchestrator.compare.filters import read_filter, row_passes
 from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample, SampleDraft
 from orchestrator.compare.names import natural_key
@@ -67,6 +70,16 @@ class _Place:
         self.fixed: set[str] = set()
         self.worst: set[str] = set()
 
+    def has_text_of(self, record: Mapping[str, Any]) -> bool:
+        """Whether the target's text is the record's, as far as both tell it."""
+        return all(
+            own.get("context_ids") == record.get("context_ids")
+            and all(
+                ours == theirs for ours, theirs in zip(own["truth_ids"], record["truth_ids"], strict=False)
+            )
+            for own in self.records.values()
+        )
+
     def add(self, name: str, record: Mapping[str, Any]) -> None:
         """Takes a drafter's draft; the same place may be both its anchor and its worst round."""
         self.records.setdefault(name, record)
@@ -94,18 +107,11 @@ def pick_samples(
     Raises:
         ResultsError: a line of samples.jsonl is broken; the message has file and line.
     """
-    names = _names(comparison)
-    found: dict[_Anchor, _Place] = {}
-    for run in runs:
-        for record in _records(run):
-            name = names.get(_drafter(run, record))
-            if name is not None:
-                anchor = _Anchor(record["prompt_hash"], record["turn"], record["sample"], record["anchor"])
-                found.setdefault(anchor, _Place()).add(name, record)
-    everyone = {name for place in found.values() for name in place.fixed}
+    places = _places(runs, comparison)
+    everyone = {name for place in places for name in place.fixed}
     in_order = list(dict.fromkeys(entry.name for block in comparison.blocks for entry in block.entries))
     samples = []
-    for place in found.values():
+    for place in places:
         anchored = bool(everyone) and place.fixed >= everyone
         if anchored or (place.worst and order != "disagreement"):
             kind = "anchor" if anchored else "worst"
@@ -114,6 +120,25 @@ def pick_samples(
     wanted = [one for one in samples if _has(one, search.casefold())]
     wanted.sort(key=_KEYS[order])
     return tuple((_spread(wanted) if order == "disagreement" else wanted)[:count])
+
+
+def _places(runs: Sequence[Run], comparison: Comparison) -> list[_Place]:
+    """Every place at which a drafter of the comparison kept a draft, of the prompts that pass its filters."""
+    names = _names(comparison)
+    filters = [read_filter(text) for text in comparison.filters]
+    found: dict[_Anchor, list[_Place]] = {}
+    for run in runs:
+        for record in _records(run):
+            name = names.get(_drafter(run, record))
+            if name is None or not row_passes(filters, record):
+                continue
+            anchor = _Anchor(record["prompt_hash"], record["turn"], record["sample"], record["anchor"])
+            here = found.setdefault(anchor, [])
+            place = next((place for place in here if place.has_text_of(record)), None)
+            if place is None:
+                here.append(place := _Place())
+            place.add(name, record)
+    return [place for here in found.values() for place in here]
 
 
 class _Drafter(NamedTuple):
@@ -162,16 +187,23 @@ def _check_record(record: Mapping[str, Any]) -> None:
     missing = [name for name in _FIELDS if name not in record]
     if missing:
         raise ProtocolError(f"missing fields {', '.join(missing)}")
-    for name in ("draft_ids", "truth_ids"):
-        if not isinstance(record[name], list) or any(type(token) is not int for token in record[name]):
+    for name in ("draft_ids", "truth_ids", "context_ids"):
+        tokens = record.get(name, [])
+        if type(tokens) is not list or any(type(token) is not int for token in tokens):
             raise ProtocolError(f"{name} is not a list of token ids")
     pieces = record.get("draft_pieces")
     if pieces is not None and (
-        len(pieces) != len(record["draft_ids"]) or any(type(p) is not str for p in pieces)
+        type(pieces) is not list
+        or len(pieces) != len(record["draft_ids"])
+        or any(type(p) is not str for p in pieces)
     ):
         raise ProtocolError("draft_pieces is not one text a drafted token")
     if any(type(record[name]) is not int for name in ("turn", "sample", "anchor", "block_size")):
         raise ProtocolError("turn, sample or anchor is not a whole number")
+    if any(type(record[name]) is not str for name in ("drafter_hash", "prompt_id", "prompt_hash", "dataset")):
+        raise ProtocolError("drafter_hash, prompt_id, prompt_hash or dataset is not a text")
+    if any(not isinstance(record.get(name), str | None) for name in ("context", "truth", "engine")):
+        raise ProtocolError("context, truth or engine is neither a text nor null")
 
 
 def _by_prompt(sample: Sample) -> tuple[Any, ...]:

@@ -141,6 +141,11 @@ def _named(name: str, store: RunStore | None, recorded: Mapping[str, _Recorded])
             else error.hint or _NEXT
         )
         raise UsageError(f"{error.message}, and no drafter or folder of that name", hint) from error
+    if run.job.kind != "eval":
+        raise UsageError(
+            f"run {run.job_id} is a diagnosis: it has no rows to compare",
+            f"its verdict is in {run.path / 'diagnosis.json'}; {_NEXT}",
+        )
     if not (run.path / "rows.jsonl").is_file():
         if _ended_without_results(run) and not _lost_its_rows(run):
             raise UsageError(_how_it_ended(run), f"go on with it: `orch runs resume {run.job_id}`; {_NEXT}")

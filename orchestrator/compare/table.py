@@ -77,6 +77,8 @@ class _Group:
 
 
 _LONGEST = 1 << 15
+_HOTTEST = 1e9
+_STOP_IDS = "stop_ids is not a list of token ids"
 _IDENTITY = operator.itemgetter("prompt_hash", "turn", "sample", "dataset", "prompt_id")
 
 
@@ -94,7 +96,10 @@ def parse_rows(path: Path) -> RunTable:
         for number, record in enumerate(iter_jsonl(path), 1):
             check_record(record)
             place = (place_of(record), record["drafter"])
-            group = groups.get(place)
+            try:
+                group = groups.get(place)
+            except TypeError as error:  # a list among the stop ids
+                raise ProtocolError(_STOP_IDS) from error
             if group is None:
                 group = groups[place] = _new_group(record)
             identity = _IDENTITY(record)
@@ -120,6 +125,10 @@ def parse_rows(path: Path) -> RunTable:
 
 
 def _new_group(record: Mapping[str, Any]) -> _Group:
+    if any(type(token) is not int for token in record["stop_ids"]):
+        raise ProtocolError(_STOP_IDS)
+    if not all(0 <= record[name] < _HOTTEST for name in ("temperature", "top_p")):  # not a number either
+        raise ProtocolError("temperature or top_p is no number from 0 on")
     key = series_key(record)
     slots = draft_slots(key.block_size, record["convention"])
     if slots >= _LONGEST:

@@ -96,9 +96,14 @@ class WatchedSocket:
         return time.monotonic() - self._heard
 
     def close(self) -> None:
-        """Closes the socket. What fails after that is no fault of the link."""
+        """Closes the socket. What fails after that is no fault of the link.
+
+        A way through another host is a channel there, and closing it says so to that host: if that session has
+        broken meanwhile nobody is left to be told (EOFError), and the channel is gone with it.
+        """
         self._closed_here = True
-        self._sock.close()
+        with suppress(EOFError):
+            self._sock.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

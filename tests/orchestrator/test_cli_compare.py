@@ -243,6 +243,34 @@ def test_the_command_in_the_provenance_prints_the_same_comparison_again(project:
     assert again == first
 
 
+def test_the_command_has_the_gate_the_drafts_and_the_baseline(project: Path) -> None:
+    asked = ["--samples", "2", "--samples-by", "worst", "--search", "a", "--fail-if-worse", "2%"]
+    first = orch(project, "--json", "--filter", "drafter=step_*", *asked)
+    assert first.returncode == 1
+    document = json.loads(first.stdout)
+    command = shlex.split(document["provenance"]["command"])
+    assert command[-2:] == ["--baseline", "reference"]
+    (project / "inventory.yaml").write_text(INVENTORY.replace("{baseline: reference}", "{}"))
+    again = orch(project, *command[2:], "--json")
+    assert (again.returncode, json.loads(again.stdout)) == (1, document)
+    assert document["gate"]["passed"] is False
+    without = json.loads(orch(project, "--json", "--baseline", "none").stdout)
+    assert shlex.split(without["provenance"]["command"])[-2:] == ["--baseline", "none"]
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    named = orch(elsewhere, "--json", "--inventory", str(project / "inventory.yaml"), "--baseline", "none")
+    said = shlex.split(json.loads(named.stdout)["provenance"]["command"])
+    assert said[-4:-2] == ["--inventory", str(project / "inventory.yaml")]
+
+
+def test_an_option_that_does_nothing_is_said(project: Path) -> None:
+    for form in ("csv", "markdown"):
+        assert f"--{form} has no drafts" in orch(project, f"--{form}", "--samples", "2").stderr
+    assert "--search looks in drafts" in orch(project, "--search", "a").stderr
+    assert "--samples-by worst is the order" in orch(project, "--samples-by", "worst").stderr
+    assert orch(project, "--samples-by", "luck").returncode == 2
+
+
 def test_samples_by_the_largest_loss_and_searched(project: Path) -> None:
     worst = orch(project, "--samples", "3", "--samples-by", "worst", "--baseline", "none", "--plain")
     assert "a│a" in worst.stdout

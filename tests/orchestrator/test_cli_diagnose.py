@@ -51,6 +51,8 @@ def test_a_mismatch_is_named_adopted_and_evaluated_as_it_was_trained(
     assert again.json()["verdict"] == "ok"
     assert again.json()["declared"]["convention"] == {"block_position_offset": 1}
     assert again.json()["host"] == "ct129"
+    listed = run_orch("runs", "ls", "--json", cwd=sandbox_project).json()["runs"]
+    assert {one["results"] for one in listed if "-diagnose-" in one["run"]} == {"complete"}
 
 
 @pytest.mark.slow

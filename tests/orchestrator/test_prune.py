@@ -104,6 +104,7 @@ def test_a_job_that_went_on_after_the_look_is_not_removed(desk: Desk) -> None:
         "job prune-a is queued: it has not come to its end",
         "job prune-a is running: it has not come to its end",
         "job prune-a has come to another end since it was looked at",
+        "processes of job prune-a are still there",
     )
     desk.until("prune-a", "done")
     assert "another end" in carried_out(desk, plan).items[0].kept

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import COMMANDS, build_app
+from tests.conftest import OrchRun
+from tests.orchestrator.compare.folders import rows_of, write_run
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("fabric", "paramiko", "invoke", "torch", "transformers", "pydantic", "numpy", "scipy", "jinja2", "asyncssh",
@@ -118,3 +121,12 @@ def test_help_names_arguments_as_one_types_them_and_clips_no_line(words: tuple[s
     assert "......" not in usage.replace("]", "")
     assert "[runs]" not in usage
     assert [line for line in lines if line.endswith("...")] == []
+
+
+def test_a_terminal_without_utf8_gets_codes_for_the_signs_that_it_lacks(
+    tmp_path: Path, run_orch: Callable[..., OrchRun]
+) -> None:
+    folder = write_run(tmp_path / "run", rows_of("a", 2.0, range(6)))
+    done = run_orch("compare", str(folder), "--plain", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert done.code == 0, done.stderr
+    assert "\\u03c4 [95 % CI]" in done.stdout

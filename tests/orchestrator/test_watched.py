@@ -230,6 +230,14 @@ def test_a_proxy_command_that_says_nothing_meets_the_deadline_and_is_ended(endpo
     gone_within(5, "sleep", "73.25")
 
 
+def test_closing_a_way_through_a_host_that_is_gone_is_no_error() -> None:
+    class Channel:
+        def close(self) -> None:
+            raise EOFError
+
+    watched.WatchedSocket(Channel(), 1.0).close()
+
+
 def test_a_proxy_commands_socket_ends_with_it() -> None:
     with closing(dial.ProxySocket("printf done")) as way:
         assert way.recv(10) == b"done"

@@ -25,7 +25,8 @@ class StepPoint:
 class StepCurve:
     """The figure over the steps of one training under one shape, in the order of the steps.
 
-    `best` names the step with the highest figure, `probability` is its probability of being the best.
+    `best` names the step with the highest figure on the `clusters` prompts that all steps have (on its own, if there
+    are none; None where it is undefined for all), `probability` is its probability of being the best.
     `reference` is the baseline's figure, if there is a baseline of another training.
     """
 
@@ -34,7 +35,7 @@ class StepCurve:
     temperature: float | None
     training: str
     points: tuple[StepPoint, ...]
-    best: str
+    best: str | None
     probability: float | None
     clusters: int
     reference: Estimate | None

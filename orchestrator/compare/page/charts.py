@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.compare.report.cells import unit
+from orchestrator.compare.report.cells import context_unit, unit
 from orchestrator.compare.report.grids import best_step, probability
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
     share = MOST_POINTS // len(comparison.blocks)
     return {
         "unit": unit(comparison),
+        "context_unit": context_unit(comparison),
         "drafters": [
             {"name": name, "baseline": name == comparison.baseline, "shown": name in shown} for name in names
         ],

@@ -56,7 +56,7 @@ def _block(block: Block, short: dict[str, str]) -> Block:
 
 def _curve(curve: StepCurve, short: dict[str, str]) -> StepCurve:
     points = tuple(replace(point, name=short[point.name]) for point in curve.points)
-    return replace(curve, points=points, best=short[curve.best])
+    return replace(curve, points=points, best=short[curve.best] if curve.best is not None else None)
 
 
 def _entry(entry: Entry, short: dict[str, str]) -> Entry:

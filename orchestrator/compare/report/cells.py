@@ -30,6 +30,7 @@ __all__ = [
     "cell",
     "change",
     "clip",
+    "context_unit",
     "figure",
     "heading",
     "p_value",
@@ -38,6 +39,7 @@ __all__ = [
     "subheadings",
     "unit",
     "versus",
+    "wrap",
 ]
 
 LEGEND = "95 % CI: bootstrap over prompts. p: swaps within prompts, Holm-adjusted per table. ~: p ≥ 0.05."
@@ -63,20 +65,21 @@ def cell(text: str, style: str = "") -> Cell:
 
 
 def heading(comparison: Comparison) -> str:
-    """What was measured: target, suite, number of prompts, and the dialect if it is not `tau`."""
+    """What was measured: target, suite, number of prompts."""
     facts = [f"target {comparison.target}"] if comparison.target else []
     facts += [f"suite {comparison.suite}"] if comparison.suite else []
     counts = [entry.clusters for block in comparison.blocks for entry in block.entries]
     few, many = min(counts), max(counts)
-    facts.append(f"{many} prompts" if few == many else f"{few} to {many} prompts")
-    if comparison.dialect != "tau":
-        facts.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
+    number = str(many) if few == many else f"{few} to {many}"
+    facts.append(f"{number} prompt{'' if many == 1 else 's'}")
     return " · ".join(facts)
 
 
 def subheadings(comparison: Comparison) -> list[str]:
     """What is measured if it is not tau, and on what part of the rows; often nothing."""
     lines = [f"{comparison.metric}: {comparison.metric_words}"] if comparison.metric != "tau" else []
+    if comparison.dialect != "tau":
+        lines.append(f"dialect {comparison.dialect}: {comparison.dialect_words}")
     return lines + ([f"only rows with {' and '.join(comparison.filters)}"] if comparison.filters else [])
 
 
@@ -85,6 +88,12 @@ def unit(comparison: Comparison) -> str:
     if comparison.metric != "tau":
         return comparison.metric
     return "τ" if comparison.dialect == "tau" else comparison.dialect
+
+
+def context_unit(comparison: Comparison) -> str:
+    """What figures by context are called: single rounds have no figure of a dialect that speaks of whole outputs."""
+    of_rounds = comparison.dialect in ("tau", "vllm", "no_bonus")
+    return unit(comparison) if of_rounds or comparison.metric != "tau" else "τ"
 
 
 def figure(estimate: Estimate) -> str:
@@ -160,6 +169,21 @@ def clip(text: str, width: int, *, end: bool = False) -> str:
             break
         kept.append(char)
     return "…" + "".join(reversed(kept)) if end else "".join(kept) + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Makes a text harmless and breaks it at its spaces into lines of a width; a longer word is cut."""
+    lines = [""]
+    for word in printable(text).split(" "):
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for char in word if cell_len(word) > width else [word]:
+            if cell_len(lines[-1]) + cell_len(char) > width:
+                lines.append("")
+            lines[-1] += char
+    return [kept for line in lines if (kept := line.rstrip(" "))]
 
 
 def align(rows: Sequence[Sequence[Cell]], right: frozenset[int] = frozenset()) -> list[list[Cell]]:

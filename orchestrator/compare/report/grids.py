@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.compare.report.cells import bar, figure, versus
+from orchestrator.compare.report.cells import bar, context_unit, figure, versus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ def grids_of_block(block: Block, comparison: Comparison, by: frozenset[str], *, 
             if (curve.shape, curve.temperature) == (block.shape, block.temperature):
                 yield _steps(curve, bars=bars)
     if "context" in by:
-        yield _contexts(block)
+        yield _contexts(block, context_unit(comparison))
     if "baseline" in by and block.everyone:
         yield _everyone(block)
     if "prompt" in by:
@@ -68,6 +68,8 @@ def grids_over_blocks(comparison: Comparison, by: frozenset[str]) -> Iterable[Gr
 
 def best_step(curve: StepCurve) -> str:
     """`best step: step_800, with probability 0.83 (of 5 steps, on 128 prompts)`."""
+    if curve.best is None:
+        return f"best step: none, the figure is undefined for all {len(curve.points)} steps"
     chance = "" if curve.probability is None else f", with probability {probability(curve.probability)}"
     return f"best step: {curve.best}{chance} (of {len(curve.points)} steps, on {curve.clusters} prompts)"
 
@@ -97,13 +99,14 @@ def _steps(curve: StepCurve, *, bars: bool) -> Grid:
     return Grid(f"{curve.shape} over the steps of {curve.training}", heading, rows)
 
 
-def _contexts(block: Block) -> Grid:
+def _contexts(block: Block, name: str) -> Grid:
     buckets = sorted({(part.low, part.high) for entry in block.entries for part in entry.contexts})
     rows = []
     for low, high in buckets:
         found = [next((p for p in entry.contexts if p.low == low), None) for entry in block.entries]
         rows.append([f"{low} to {high - 1} tokens", *(figure(p.figure) if p else "" for p in found)])
-    return Grid(f"{block.shape} by context before the anchor", ["context", *_names(block.entries)], rows)
+    title = f"{block.shape} by context before the anchor ({name})"
+    return Grid(title, ["context", *_names(block.entries)], rows)
 
 
 def _everyone(block: Block) -> Grid:

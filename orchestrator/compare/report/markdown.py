@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["to_markdown"]
 
-_SPECIAL = re.compile(r"[\\`*|\[\]]")
+_SPECIAL = re.compile(r"[\\`*|\[\]]|~(?=[^\s:])|(?<=\S)~|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown would obey: of tildes those at a text, of underscores those at the end of a word."""
 
 
 def to_markdown(comparison: Comparison, by: frozenset[str] = frozenset()) -> str:

@@ -5,7 +5,6 @@ Both are the same lines. Plain ones have no colour and no bars, so that two of t
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from orchestrator.compare.report.cells import (
     subheadings,
     unit,
     versus,
+    wrap,
 )
 from orchestrator.compare.report.drafts import draft_lines
 from orchestrator.compare.report.grids import Grid, best_step, grids_of_block, grids_over_blocks
@@ -243,8 +243,8 @@ def _footnotes(comparison: Comparison, legend: Sequence[str]) -> Iterable[Line]:
 
 
 def _wrapped(text: str, lead: str, style: str) -> Iterable[Line]:
-    for line in textwrap.wrap(cell(text).text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)):
-        yield [Cell(line, style)]
+    for number, line in enumerate(wrap(text, WIDTH - len(lead))):
+        yield [Cell((" " * len(lead) if number else lead) + line, style)]
 
 
 def _aligned_width(rows: Sequence[Line]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +188,27 @@ def test_an_undecided_comparison_says_how_many_prompts_would_decide(tmp_path: Pa
     assert shown == pytest.approx(100 * versus.detectable, rel=0.05)
 
 
+def test_many_comparisons_have_a_few_notes(tmp_path: Path) -> None:
+    names = [f"step_{number}" for number in range(1, 41)]
+    rows = [one for name in names for one in rows_of(name, 2.5, range(20 + names.index(name) % 2))]
+    result = compared(tmp_path, rows, Wanted("step_1"))
+    assert len(result.footnotes) < 10
+    found = [
+        re.search(r"chain: ([0-9]+) comparisons are undecided; about (.*) more", n) for n in result.footnotes
+    ]
+    (match,) = [one for one in found if one]
+    versus = [v for e in result.blocks[0].entries for v in (e.versus_baseline, e.versus_previous) if v]
+    assert int(match[1]) == sum(v.verdict == "~" for v in versus)
+    least, most = (int(text) for text in match[2].split(" to "))
+    missing = [v.needed - v.clusters for v in versus if v.verdict == "~" and v.needed is not None]
+    assert least == pytest.approx(min(missing), rel=0.1)
+    assert most == pytest.approx(max(missing), rel=0.1)
+    partial = (
+        20 + 38
+    )  # every second step has a prompt more than the baseline, and neighbours never have the same
+    assert f"chain: {partial} comparisons are on the 20 prompts that both sides have" in result.footnotes
+
+
 def test_two_turns_and_two_samples_do_not_count_as_more_prompts(tmp_path: Path) -> None:
     once = rows_of("d", 2.0, range(12))
     turns = [
@@ -217,7 +239,7 @@ def test_nothing_in_common_is_said_not_compared(tmp_path: Path) -> None:
 
 
 def test_no_rows_say_what_to_do_next(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no rows to compare") as caught:
+    with pytest.raises(UsageError, match="no rows to compare yet in run") as caught:
         compared(tmp_path, [])
     assert "orch eval" in caught.value.hint
 

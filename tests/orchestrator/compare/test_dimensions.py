@@ -11,6 +11,8 @@ import pytest
 from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
+from orchestrator.compare.report.grids import best_step
+from orchestrator.compare.report.tables import View, layout, to_plain
 from orchestrator.compare.stats import holm
 from orchestrator.errors import NotComparableError, UsageError
 from remote_payload.figures import by_context_length, conditional_survival
@@ -94,6 +96,27 @@ def test_the_probability_of_being_best_rests_on_the_prompts_that_all_steps_have(
     few = [*rows_of("s1", 2.0, range(6)), *rows_of("s2", 2.5, range(3, 9))]
     (curve,) = compared(tmp_path / "few", few, Wanted()).curves
     assert (curve.probability, curve.clusters) == (None, 3)
+
+
+def test_the_best_step_is_the_best_on_the_prompts_that_all_steps_have(tmp_path: Path) -> None:
+    easy = [row("s1", f"easy-{number}", [8] * 6) for number in range(20)]
+    rows = [*rows_of("s1", 2.0), *easy, *rows_of("s2", 2.6)]
+    result = compared(tmp_path, rows, Wanted())
+    first, second = result.blocks[0].entries
+    assert first.figure.value > second.figure.value, "on its own prompts, which are easier"
+    (curve,) = result.curves
+    assert (curve.best, curve.clusters) == ("s2", 24)
+    assert curve.probability is not None
+    assert curve.probability > 0.95
+
+
+def test_where_no_step_has_the_figure_none_is_the_best(tmp_path: Path) -> None:
+    rows = [one for step in (1, 2, 3) for one in rows_of(f"s{step}", 2.0, range(8))]
+    result = compared(tmp_path, rows, Wanted(metric="conditional@9"))
+    (curve,) = result.curves
+    assert (curve.best, curve.probability) == (None, None)
+    assert best_step(curve) == "best step: none, the figure is undefined for all 3 steps"
+    assert "best step: none" in to_plain(layout(result, View()))
 
 
 def test_steps_of_several_epochs_are_one_training(tmp_path: Path) -> None:

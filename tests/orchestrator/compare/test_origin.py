@@ -96,6 +96,14 @@ def test_a_diagnosis_in_a_runs_folder_comes_along_as_it_is(tmp_path: Path) -> No
     assert (diagnosis.label, diagnosis.drafter_hash) == ("a", drafter_hash("a"))
 
 
+def test_a_diagnosis_is_of_the_drafter_that_it_names(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*rows_of("a", 2.0, range(6)), *rows_of("b", 3.0, range(6))])
+    named = {"label": "b", "hash": drafter_hash("b"), "source": "/b"}
+    write_json(folder / "diagnosis.json", {"schema": "orch/diagnose/1", "verdict": "ok", "drafter": named})
+    (diagnosis,) = compare(load([Source(folder)]), Wanted()).diagnoses
+    assert (diagnosis.label, diagnosis.drafter_hash) == ("b", drafter_hash("b"))
+
+
 def test_the_last_diagnosis_of_a_drafter_comes_from_the_record_of_runs(tmp_path: Path) -> None:
     folder = run(tmp_path / "eval", "a", created=5.0)
     record = {"schema": "orch/diagnose/1", "verdict": "ok"}

@@ -275,7 +275,7 @@ def test_the_command_writes_the_page_and_its_own_command_writes_the_same_again(
     command = re.search(r"<code>(orch compare .*?)</code>", text)
     assert command
     said = command[1].replace("&#39;", "'").replace("&lt;", "<").replace("&gt;", ">")
-    assert said == f"orch compare run --baseline a --html '{out}'"
+    assert said == f"orch compare run --html '{out}' --baseline a"
     again = run_orch("compare", str(folder), "--baseline", "a", "--html", str(out), "--quiet", cwd=tmp_path)
     assert (again.code, again.stderr) == (0, "")
     written = re.compile(r"Written [^<]*")

@@ -179,6 +179,15 @@ def test_the_filters_work_by_keyboard_alone(opened: Opened) -> None:
     assert opened.said == []
 
 
+@pytest.mark.parametrize("text", ["DEF F G ELIF", "def f(x):\n", "  elif elif"])
+def test_a_text_is_found_across_marks_and_signs_for_spaces(opened: Opened, text: str) -> None:
+    page = opened.page
+    page.fill("#search", text)
+    assert "prompt-05" in " ".join(visible(page))
+    page.fill("#search", f"{text} absent")
+    assert visible(page) == []
+
+
 def test_accepted_tokens_and_loops_are_marked(opened: Opened) -> None:
     page = opened.page
     page.fill("#search", "context 5\n")

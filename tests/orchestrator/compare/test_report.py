@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -21,7 +23,16 @@ from orchestrator.compare.build import DETAILS, Wanted, compare
 from orchestrator.compare.gate import judge
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.model import Comparison
-from orchestrator.compare.report.cells import change, figure, p_value, shorten, sparkline, versus
+from orchestrator.compare.report.cells import (
+    change,
+    figure,
+    heading,
+    p_value,
+    shorten,
+    sparkline,
+    versus,
+    wrap,
+)
 from orchestrator.compare.report.documents import to_csv, to_document
 from orchestrator.compare.report.grids import DIMENSIONS, best_step, probability
 from orchestrator.compare.report.markdown import to_markdown
@@ -29,6 +40,7 @@ from orchestrator.compare.report.tables import View, layout, to_plain, to_rich
 from orchestrator.compare.samples import pick_samples
 from orchestrator.compare.stats import Estimate
 from orchestrator.errors import ResultsError
+from orchestrator.text import printable
 from tests.orchestrator.compare.folders import row, rows_of, sample_record, write_run
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe <img onerror=x> | `a` \ud800\u2066\r\n"
@@ -126,6 +138,49 @@ def test_every_line_fits_100_columns_whatever_the_names(tmp_path: Path, length: 
         text = to_plain(layout(whole, view))
         assert max(cell_len(line) for line in text.splitlines()) <= 100
         assert all(f"_{step:05d}" in text for step in range(4))
+
+
+def test_names_of_wide_characters_fit_in_notes_and_warnings_too(tmp_path: Path) -> None:
+    names = [f"{'モデル' * 12}_{step}" for step in (100, 200, 300)]
+    rows = [one for name in names for one in rows_of(name, 2.0, range(8), dataset="名前")]
+    loaded = load([Source(write_run(tmp_path / ("実験" * 20), rows, complete=False, state="lost"))])
+    text = plain(compare(loaded, Wanted(names[0])))
+    assert f"({names[1]}against{names[0]}" in "".join(text.split()), "a long word is cut, not lost"
+    assert "isnotcomplete(itislost)" in "".join(text.split())
+    assert max(cell_len(line) for line in text.splitlines()) <= 100
+
+
+@given(st.text(), st.integers(2, 40))
+def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
+    lines = wrap(text, width)
+    assert all(line and cell_len(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == printable(text).replace(" ", "")
+
+
+def test_a_dialect_has_a_line_of_its_own_and_names_no_single_rounds(tmp_path: Path) -> None:
+    loaded = load([Source(write_run(tmp_path / "run", rows_of("a", 2.0, range(8)), suite="s" * 40))])
+    texts = [
+        plain(compare(loaded, Wanted(dialect=dialect, details=frozenset({"context"}))), "context")
+        for dialect in ("zlab", "no_bonus")
+    ]
+    assert texts[0].splitlines()[0].endswith(" · 8 prompts")
+    assert "dialect zlab: mean over responses of their mean" in texts[0].splitlines()[1]
+    assert "zlab [95 % CI]" in texts[0]
+    assert "by context before the anchor (τ)" in texts[0]
+    assert "by context before the anchor (no_bonus)" in texts[1]
+
+
+def test_one_prompt_is_not_prompts(tmp_path: Path) -> None:
+    loaded = load([Source(write_run(tmp_path / "run", rows_of("a", 2.0, range(1))))])
+    assert plain(compare(loaded, Wanted())).splitlines()[0] == "target tiny · suite quick · 1 prompt"
+
+
+@given(st.text(st.sampled_from("ab_~*`|[]()<>&!\\#-: \u202e")))
+def test_markdown_shows_a_name_as_it_is(result: Comparison, name: str) -> None:
+    named = replace(result, suite=f"x{name}x")
+    line = to_markdown(named).partition("\n")[0]
+    shown = MarkdownIt("commonmark").enable(["table", "strikethrough"]).renderInline(line)
+    assert html.unescape(shown) == printable(heading(named))
 
 
 def test_what_a_model_or_a_label_says_cannot_act_on_the_terminal(tmp_path: Path) -> None:
@@ -356,7 +411,7 @@ def test_every_dimension_has_its_table_in_the_terminal_in_markdown_and_in_csv(tr
     for by, head in heads.items():
         text = to_plain(layout(training, View(frozenset({by}), bars=False)))
         assert head in text
-        assert head.replace("*", "\\*") in to_markdown(training, frozenset({by}))
+        assert head.replace("_*", "\\_\\*") in to_markdown(training, frozenset({by}))
         for other in set(heads) - {by}:
             assert heads[other] not in text
     counts = {by: len(list(csv.DictReader(io.StringIO(to_csv(training, by))))) for by in DIMENSIONS}

@@ -14,7 +14,7 @@ from orchestrator.compare.loops import duplicates, longest_loop
 from orchestrator.compare.model import Sample
 from orchestrator.compare.samples import Order, pick_samples, read_order
 from orchestrator.errors import ResultsError, UsageError
-from tests.orchestrator.compare.folders import rows_of, sample_record, write_run
+from tests.orchestrator.compare.folders import row, rows_of, sample_record, write_run
 
 TRUTH = ["def", " f", "(", "x", ")"]
 
@@ -75,10 +75,13 @@ def test_loops_are_counted(tmp_path: Path, draft: list[str], repeats: int) -> No
 
 def test_a_loop_that_the_target_writes_too_is_no_fault(tmp_path: Path) -> None:
     spaces = [" "] * 5
-    (sample,) = picked(
-        tmp_path, [sample_record("a", spaces, spaces), sample_record("b", spaces, TRUTH, anchor=32)]
-    )
-    assert [draft.repeats for draft in sample.drafts] == [0, 4]
+    records = [
+        sample_record(name, spaces, truth, anchor=anchor)
+        for name in "ab"
+        for anchor, truth in ((0, spaces), (32, TRUTH))
+    ]
+    samples = picked(tmp_path, records, order="prompt")
+    assert [[draft.repeats for draft in sample.drafts] for sample in samples] == [[0, 0], [4, 4]]
 
 
 def test_every_prompt_has_its_turn_before_a_second_anchor_of_one(tmp_path: Path) -> None:
@@ -104,9 +107,25 @@ def test_without_a_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     assert sample.drafts[0].accepted_text is None
 
 
-def test_a_broken_sample_is_refused_with_its_line(tmp_path: Path) -> None:
-    records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH, TRUTH, draft_pieces=["one"])]
-    with pytest.raises(ResultsError, match=r"samples\.jsonl:2: draft_pieces"):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"draft_pieces": ["one"]}, "draft_pieces"),
+        ({"draft_pieces": 5}, "draft_pieces"),
+        ({"draft_ids": [True] * 5}, "draft_ids"),
+        ({"context_ids": None}, "context_ids"),
+        ({"anchor": 1.5}, "turn, sample or anchor"),
+        ({"prompt_hash": ["x"]}, "drafter_hash, prompt_id, prompt_hash"),
+        ({"truth": ["x"]}, "context, truth or engine"),
+        ({"engine": [1]}, "context, truth or engine"),
+        ({"schema": []}, "schema"),
+    ],
+)
+def test_a_broken_sample_is_refused_with_its_line(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    records = [sample_record("a", TRUTH, TRUTH), {**sample_record("b", TRUTH, TRUTH), **change}]
+    with pytest.raises(ResultsError, match=rf"samples\.jsonl:2: .*{said}"):
         picked(tmp_path, records)
 
 
@@ -177,6 +196,53 @@ def test_a_sample_is_of_the_engine_that_it_names(tmp_path: Path) -> None:
     loaded = load([Source(write_run(tmp_path / "run", rows, samples=[record]))])
     (sample,) = pick_samples(loaded.runs, compare(loaded, Wanted()), 3)
     assert [draft.name for draft in sample.drafts] == ["a [replay]"]
+
+
+def test_only_drafts_of_rows_that_pass_the_filters_are_shown(tmp_path: Path) -> None:
+    where = ({"dataset": "code", "prompt_id": "p1"}, {"dataset": "prose", "prompt_id": "p2", "turn": 1})
+    records = [
+        sample_record(name, TRUTH, TRUTH, prompt_hash=own["prompt_id"], **own)
+        for name in "ab"
+        for own in where
+    ]
+    rows = [
+        row(name, str(own["prompt_id"]), [2, 3], dataset=own["dataset"], turn=own.get("turn", 0))
+        for name in "ab"
+        for own in where
+    ]
+    loaded = load([Source(write_run(tmp_path / "run", rows, samples=records))])
+    for text, shown in (
+        ("dataset=co*", "p1"),
+        ("prompt!=p1", "p2"),
+        ("turn>=1", "p2"),
+        ("sample=0", "p1 p2"),
+    ):
+        whole = compare(loaded, Wanted("a", filters=(text,)))
+        found = {sample.prompt_id for sample in pick_samples(loaded.runs, whole, 9, "prompt")}
+        assert found == set(shown.split()), text
+
+
+def test_drafts_on_another_text_of_the_target_do_not_stand_beside_each_other(tmp_path: Path) -> None:
+    other = ["def", " g", "(", "y", ")"]
+    sources = []
+    for temperature, truth in ((0.0, TRUTH), (0.7, other)):
+        rows = [one for name in "ab" for one in rows_of(name, 2.0, range(6), temperature=temperature)]
+        records = [sample_record(name, TRUTH, truth) for name in "ab"]
+        sources.append(Source(write_run(tmp_path / f"t{temperature}", rows, samples=records)))
+    loaded = load(sources)
+    whole = compare(loaded, Wanted("a", details=frozenset({"temperature"})))
+    samples = pick_samples(loaded.runs, whole, 9, "prompt")
+    assert [(s.truth, [d.accepted for d in s.drafts]) for s in samples] == [
+        ("def f(x)", [5, 5]),
+        ("def g(y)", [1, 1]),
+    ]
+    records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH, other)]
+    assert picked(tmp_path / "differ", records, order="prompt") == ()
+    records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH[:3], TRUTH[:3], block_size=8)]
+    (sample,) = picked(tmp_path / "shorter", records)
+    assert [draft.accepted for draft in sample.drafts] == [5, 3]
+    records = [sample_record("a", TRUTH, TRUTH), sample_record("b", TRUTH, TRUTH, context_ids=[9, 9])]
+    assert picked(tmp_path / "context", records) == ()
 
 
 def test_another_order_is_refused() -> None:

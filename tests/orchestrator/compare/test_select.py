@@ -94,6 +94,13 @@ def test_a_run_that_failed_is_refused_by_name_with_its_reason(store: RunStore) -
         select(["20260101-a"], store, None)
 
 
+def test_a_diagnosis_is_no_eval_whose_rows_never_came(store: RunStore) -> None:
+    record(store, "20260101-a", ["x"], kind="diagnose", rows=False)
+    with pytest.raises(UsageError, match="run 20260101-a is a diagnosis") as caught:
+        select(["20260101-a"], store, None)
+    assert "20260101-a/diagnosis.json" in caught.value.hint
+
+
 def test_a_run_that_is_done_and_not_fetched_is_fetched_with_pull(store: RunStore) -> None:
     ended(store, "20260101-a", "done", "")
     with pytest.raises(UsageError) as caught:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -250,16 +249,6 @@ def test_the_advised_number_of_prompts_shows_two_per_cent_in_four_of_five_repeti
     needed = int(np.median([result.needed for result in compare_pairs([draw(400) for _ in range(5)])]))
     shown = np.mean([result.p < 0.05 for result in compare_pairs([draw(needed) for _ in range(400)])])
     assert 0.73 <= shown <= 0.87
-
-
-def test_a_thousand_prompts_take_well_under_a_second() -> None:
-    rng = np.random.default_rng(2)
-    sides = [terms(rng.integers(50, 150, 1000), rng.integers(10, 50, 1000)) for _ in range(2)]
-    estimate_ratios([terms([1] * 7, [1] * 7)])
-    start = time.perf_counter()
-    estimate_ratios(sides)
-    compare_pairs([(sides[0], sides[1])])
-    assert time.perf_counter() - start < 3  # about 0.5 s on an idle core; the machine may be shared
 
 
 @pytest.mark.parametrize("clusters", [14, 16, 17])

@@ -125,10 +125,10 @@
     });
     if (entries.some((entry) => entry.contexts.length)) figure({
       id: "contexts",
-      caption: `${unit} by the context before the anchor`,
+      caption: `${data.context_unit} by the context before the anchor`,
       note: `${block.shape}. Bars are 95 % intervals.`,
-      draw: (width) => contextsChart(entries, unit, width),
-      heading: ["drafter", "tokens", `${unit} [95 % CI]`, "rounds"],
+      draw: (width) => contextsChart(entries, data.context_unit, width),
+      heading: ["drafter", "tokens", `${data.context_unit} [95 % CI]`, "rounds"],
       rows: entries.flatMap((entry) => entry.contexts.map(([low, high, value, under, over, rounds]) => [entry.name, `${low} to ${high - 1}`, interval([value, under, over]), rounds])),
     });
     figure({

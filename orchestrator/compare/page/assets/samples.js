@@ -6,7 +6,9 @@
   if (!holder) return;
   const STEP = 20;
   const places = [...holder.children];
-  const texts = places.map((place) => place.textContent.toLowerCase());
+  // Spaces and line ends are shown as signs, and a bar stands where acceptance ends: none of these hides a text.
+  const plain = (text) => text.toLowerCase().replaceAll("│", "").replace(/[\s·⏎⇥]+/g, " ");
+  const texts = places.map((place) => plain(place.textContent));
   const field = (name) => document.getElementById(name);
   const [search, dataset, drafter, kind, order] = ["search", "dataset", "drafter", "kind", "order"].map(field);
   const more = field("more");
@@ -17,7 +19,7 @@
 
   function fits(place, number) {
     const own = place.dataset;
-    return texts[number].includes(search.value.toLowerCase())
+    return texts[number].includes(plain(search.value))
       && (!dataset.value || own.dataset === dataset.value.replace("\u0000", ""))
       && (!drafter.value || [...place.querySelectorAll(".draft")].some((draft) => draft.dataset.drafter === drafter.value))
       && (!kind.value || (kind.value === "flagged" ? own.flagged === "1" : own.kind === kind.value));
