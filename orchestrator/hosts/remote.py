@@ -14,7 +14,7 @@ import functools
 import json
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import remote_payload
 from orchestrator.errors import (
@@ -26,6 +26,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.hosts.base import Named
+from orchestrator.inventory.models import Interpreter
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from orchestrator.hosts.base import Completed, Host
 
-__all__ = ["OLDEST_PYTHON", "call", "script_argv", "stream"]
+__all__ = ["OLDEST_PYTHON", "Answer", "ask", "call", "script_argv", "stream"]
 
 OLDEST_PYTHON = (3, 10)
 """The oldest interpreter that a host may have."""
@@ -49,6 +50,13 @@ import types
 exec(compile({source!r}, "{name}.py", "exec"), {name}.__dict__)
 """
 
+# Runs the interpreter of the environment in a folder ($0), else another one. The folder is a link that changes one
+# day, and a program that runs keeps the environment that it began with: so the link is followed first.
+_IN_ENVIRONMENT = (
+    'other=$1; shift; d=$(cd "$0" 2>/dev/null && pwd -P) && [ -x "$d/bin/python" ] && exec "$d/bin/python" "$@"; '
+    'exec "$other" "$@"'
+)
+
 # One line, no backslash, no exclamation mark: the same in sh, bash, zsh, fish and csh. Valid in Python 2 too.
 _LOADER = (
     "import sys,zlib,base64;v=sys.version_info;"
@@ -61,6 +69,13 @@ _packed = base64.b64decode(sys.argv[2]) if len(sys.argv) > 2 else sys.stdin.buff
 """
 
 
+class Answer(NamedTuple):
+    """What a script answered, and what else was printed around it (by the shell's start-up files, say)."""
+
+    answer: dict[str, Any]
+    noise: bytes
+
+
 def call(
     host: Host,
     script: str,
@@ -70,13 +85,26 @@ def call(
     stdin: Iterable[bytes] = (),
     timeout: float = 60.0,
 ) -> dict[str, Any]:
-    """Runs a host-side script as one exec request and returns its answer.
+    """Runs a host-side script as one exec request and returns its answer; see `ask`."""
+    return ask(host, script, args, python=python, stdin=stdin, timeout=timeout).answer
+
+
+def ask(
+    host: Host,
+    script: str,
+    args: Mapping[str, Any],
+    *,
+    python: str,
+    stdin: Iterable[bytes] = (),
+    timeout: float = 60.0,
+) -> Answer:
+    """Runs a host-side script as one exec request and returns its answer with what was printed around it.
 
     Args:
         host: where it runs.
         script: a file of `hosts/scripts`, without its suffix.
         args: what its `run(arguments)` gets; anything that JSON can say.
-        python: the interpreter there, as the inventory names it.
+        python: the interpreter there, as `resolve_entry` gives it.
         stdin: what the script reads after its arguments.
         timeout: seconds for all of it.
 
@@ -91,8 +119,8 @@ def call(
         _raise_no_answer(host.name, python, done)
     if "error" in document:
         raise error_from(document["error"], host.name)
-    answer = document["answer"]
-    return dict(answer)
+    before = done.stdout.rpartition(b"\n" + _ANSWER)[0]
+    return Answer(dict(document["answer"]), before + done.stderr)
 
 
 def stream(
@@ -117,9 +145,16 @@ def stream(
 
 def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     """Returns the command that runs a script of `hosts/scripts` on a host."""
+    words = ["-I", "-S", "-c", _LOADER, _packed(script, entry)]
+    if isinstance(python, Interpreter):
+        words = ["sh", "-c", _IN_ENVIRONMENT, _from_home(python.environment), python, *words]
+        return Named(words, script)
+    return Named([_from_home(python), *words], script)
+
+
+def _from_home(path: str) -> str:
     # Commands start in the home folder and are quoted, so the shell expands no tilde for us.
-    interpreter = "./" + python[2:] if python.startswith("~/") else python
-    return Named([interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)], script)
+    return "./" + path[2:] if path.startswith("~/") else path
 
 
 def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:
