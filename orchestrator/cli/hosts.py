@@ -16,6 +16,7 @@ from orchestrator.cli.common import (
 )
 from orchestrator.cli.gpus import gpus_command
 from orchestrator.cli.preflight import check_command
+from orchestrator.cli.setup import setup_command
 
 if TYPE_CHECKING:
     from orchestrator.hosts import Offer
@@ -25,6 +26,7 @@ __all__ = ["register"]
 
 _app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
 _app.command("check", short_help="Look at each host before it is relied on.")(check_command)
+_app.command("setup", short_help="Make the environment that the payload needs on hosts.")(setup_command)
 _app.command("gpus", short_help="Who has which GPU, and who waits.")(gpus_command)
 
 

@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.hosts.known_hosts import host_pattern
 from orchestrator.hosts.sandbox_state import sandbox_host
 from orchestrator.hosts.sshconfig import DEFAULT_IDENTITIES, resolve_alias
-from orchestrator.inventory.models import Interpreter
+from orchestrator.inventory.interpreter import Interpreter, environment_folder
 
 if TYPE_CHECKING:
     from orchestrator.hosts.sshconfig import Alias
@@ -81,7 +81,7 @@ def resolve_entry(inventory: Inventory, name: str) -> HostEntry:
     usual = entry.python
     if entry.sandbox is not None:
         usual = sandbox_host(inventory.folder, entry.sandbox, entry.name).python
-    return entry.model_copy(update={"python": Interpreter(usual, entry.environment)})
+    return entry.model_copy(update={"python": Interpreter(usual, environment_folder(entry.workdir))})
 
 
 def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:

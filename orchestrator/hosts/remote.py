@@ -26,7 +26,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.hosts.base import Named
-from orchestrator.inventory.models import Interpreter
+from orchestrator.inventory.interpreter import Interpreter
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ A wrong file is one ConfigError that lists all of its problems with their lines.
 
 from __future__ import annotations
 
+from orchestrator.inventory.interpreter import Interpreter, environment_folder
 from orchestrator.inventory.load import find_inventory, load_inventory
 from orchestrator.inventory.models import (
     CheckpointEntry,
     Defaults,
     HostEntry,
-    Interpreter,
     Role,
     Seeds,
     SuiteEntry,
@@ -29,6 +29,7 @@ __all__ = [
     "Seeds",
     "SuiteEntry",
     "TargetEntry",
+    "environment_folder",
     "find_inventory",
     "load_inventory",
     "nearest",

@@ -20,7 +20,6 @@ __all__ = [
     "Defaults",
     "Entry",
     "HostEntry",
-    "Interpreter",
     "Role",
     "Seeds",
     "SuiteEntry",
@@ -60,30 +59,6 @@ class Defaults(Entry):
     baseline: Text | None = None
 
 
-class Interpreter(str):
-    """The Python of a host whose entry names none: that of an environment there, or this one where there is none.
-
-    `environment` is the environment's folder.
-    """
-
-    __slots__ = ("environment",)
-    environment: str
-
-    def __new__(cls, otherwise: str, environment: str) -> Interpreter:
-        """Takes the interpreter for hosts without the environment, and the environment's folder."""
-        made = super().__new__(cls, otherwise)
-        made.environment = environment
-        return made
-
-    def __reduce__(self) -> tuple[type[Interpreter], tuple[str, str]]:
-        return Interpreter, (str(self), self.environment)
-
-    @property
-    def both(self) -> str:
-        """The two, for a message."""
-        return f"{self.environment}/bin/python or {self}"
-
-
 class HostEntry(Entry):
     """A machine. It has an `address`, or it is a `sandbox` host whose address the sandbox knows.
 
@@ -109,11 +84,6 @@ class HostEntry(Entry):
     transport: Literal["fabric", "openssh"] = "fabric"
     lock_dir: Text | None = None
     connect_timeout: float = Field(default=15.0, gt=0, le=600)
-
-    @property
-    def environment(self) -> str:
-        """The environment that `orch hosts setup` makes: a link in the work folder."""
-        return f"{self.workdir.rstrip('/')}/env"
 
     @field_validator("workdir", "lock_dir")
     @classmethod

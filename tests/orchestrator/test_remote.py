@@ -37,6 +37,11 @@ LIBRARIES = {
     "checkpoint_torch",
     "check_folder",
     "check_python",
+    "driver",
+    "env_build",
+    "env_place",
+    "env_plan",
+    "env_sources",
     "gpu_look",
 }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.hosts.check.findings import Finding
 from orchestrator.hosts.needs import lacking
+from orchestrator.inventory.interpreter import Interpreter
 from orchestrator.text import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def judge_host(entry: HostEntry, facts: Mapping[str, Any], needs: Sequence[Requi
 def setup_hint(entry: HostEntry, executable: str) -> str:
     """What to do about packages: an environment of our own, or the one that the inventory names."""
     pip = shlex.join([executable, "-m", "pip", "install"])
-    if "python" in entry.model_fields_set:
+    if not isinstance(entry.python, Interpreter):
         return (
             f"`orch hosts setup {entry.name}` makes an environment that has them (then take `python:` out of "
             f"hosts.{entry.name}); or install them into this one: `{pip} …` there"

@@ -1,4 +1,4 @@
-# needs gpu_look check_folder check_python
+# needs gpu_look driver check_folder check_python
 """Everything that `orch hosts check` asks of a host, in one go. Nothing that it makes stays.
 
 What always holds: each look fails by itself (`fault` in its own part of the answer) and hides no other; nothing is
@@ -53,19 +53,6 @@ def part(look, *arguments):
         return {"fault": f"{error.strerror or error} ({error.filename})" if error.filename else str(error)}
     except Exception as error:
         return {"fault": f"{type(error).__name__}: {error}"}
-
-
-def driver():
-    """The NVIDIA driver's version, as nvidia-smi has it; empty without one."""
-    import subprocess
-
-    argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return {"version": ""}
-    found = re.search(r"^\s*(\d+(?:\.\d+)+)\s*$", done.stdout.decode("utf-8", "replace"), re.MULTILINE)
-    return {"version": found.group(1) if found else ""}
 
 
 def startups():

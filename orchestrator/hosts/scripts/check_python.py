@@ -48,11 +48,11 @@ if found.get("torch"):
 """
 
 
-def start_packages(names):
-    """Starts to ask this interpreter, with the environment that jobs have."""
+def start_packages(names, executable=sys.executable):
+    """Starts to ask an interpreter, with the environment that jobs have."""
     settings = dict(os.environ, PYTHONUTF8="1")
     return subprocess.Popen(
-        [sys.executable, "-c", _ASK, FACT, json.dumps(names)],
+        [executable, "-c", _ASK, FACT, json.dumps(names)],
         env=settings,
         start_new_session=True,
         stdin=subprocess.DEVNULL,
