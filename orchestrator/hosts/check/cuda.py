@@ -51,8 +51,10 @@ def runs_on(capability: Sequence[int], archs: Sequence[str]) -> bool:
 def judge_gpus(entry: HostEntry, facts: Mapping[str, Any]) -> list[Finding]:
     """Judges the GPUs, their users, and whether torch reaches them."""
     seen = facts["gpus"]
+    if seen.get("fault_of") == "locks":  # the locks' own finding says it; the GPUs were not asked any further
+        return []
     if seen.get("fault"):
-        return [_fault(entry, seen)]
+        return [_fault(seen["fault"])]
     gpus = seen["gpus"]
     if not gpus:
         return [_none(entry, facts)]
@@ -61,12 +63,7 @@ def judge_gpus(entry: HostEntry, facts: Mapping[str, Any]) -> list[Finding]:
     return [_users(entry, gpus), *([reached] if reached else [])]
 
 
-def _fault(entry: HostEntry, seen: Mapping[str, Any]) -> Finding:
-    if seen.get("fault_of") == "locks":
-        return Finding(
-            "locks", "error", seen["fault"], f"mend that on {entry.name}, or set another `lock_dir:`"
-        )
-    text = seen["fault"]
+def _fault(text: str) -> Finding:
     fix = "see `nvidia-smi` and `dmesg` there"
     if "mismatch" in text:
         fix = "the driver was updated while it was loaded: reboot the host, or unload and load the nvidia modules there"

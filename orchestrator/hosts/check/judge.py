@@ -50,7 +50,7 @@ def judge_host(entry: HostEntry, facts: Mapping[str, Any], needs: Sequence[Requi
         Finding("interpreter", "ok", f"Python {'.'.join(map(str, facts['python']))} ({facts['executable']})"),
         _packages(entry, facts, needs),
         *_folder(entry, facts),
-        _locks(entry, facts["locks"]),
+        _locks(entry, facts["locks"], facts["gpus"]),
     ]
 
 
@@ -189,11 +189,13 @@ def _trial_fix(
     return _elsewhere(entry)
 
 
-def _locks(entry: HostEntry, locks: Mapping[str, Any]) -> Finding:
+def _locks(entry: HostEntry, locks: Mapping[str, Any], gpus: Mapping[str, Any]) -> Finding:
     path, place = locks.get("path", ""), locks.get("folder", "")
     elsewhere = (
         f"set `lock_dir:` of hosts.{entry.name} to a folder on a local disk that all its users may write"
     )
+    if gpus.get("fault_of") == "locks":
+        return Finding("locks", "error", gpus["fault"], elsewhere)
     if locks.get("fault"):
         where = path if place in ("", path) else f"{path} (it would be made in {place})"
         return Finding("locks", "error", f"GPUs cannot be locked in {where}: {locks['fault']}", elsewhere)
