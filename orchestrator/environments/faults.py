@@ -65,12 +65,13 @@ _HINTS = (
 
 def build_failed(entry: HostEntry, answer: Mapping[str, Any], failed: Mapping[str, Any]) -> HostFailedError:
     """Returns the error for a build that failed there."""
-    words, step = str(failed.get("message", "")), str(failed.get("step", ""))
+    said, step = str(failed.get("said", "")), str(failed.get("step", ""))
+    words = f"{failed.get('message', '')}\n{said}"
     facts = {"host": entry.name, "step": step, "log": answer["log"], "stderr": words}
     where = (
         f"{entry.name}: the setup failed at step `{step}`" if step else f"{entry.name}: the setup did not end"
     )
-    last = "\n".join(words.splitlines()[-12:])
+    last = "\n".join([str(failed.get("message", "")), *said.splitlines()[-12:]])
     disk = failed.get("disk")
     if disk:
         free = f"{human_bytes(disk.get('free', 0))} free of {human_bytes(disk.get('total', 0))}"

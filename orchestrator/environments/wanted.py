@@ -25,10 +25,9 @@ TorchChoice = Literal["auto", "cpu", "cuda"]
 TORCH_PAGES = "https://download.pytorch.org/whl"
 """Where builds of torch lie that no other source has: one page a build."""
 _BUILDS = (
-    # The first is what torch's wheels are built for by default.
-    {"build": "cu130", "driver": OLDEST_DRIVER[13]},
-    {"build": "cu128", "driver": OLDEST_DRIVER[12]},
-    {"build": "cu126", "driver": OLDEST_DRIVER[12]},
+    # The first is what torch's wheels are built for where nothing else is said.
+    {"build": "cu130", "driver": OLDEST_DRIVER[13], "pages": ["cu130"]},
+    {"build": "cu12", "driver": OLDEST_DRIVER[12], "pages": ["cu128", "cu126"]},
 )
 SPACE = {"none": 256 << 20, "cpu": 2 << 30, "cuda": 9 << 30}
 """Bytes that have to be free for an environment, by its torch: the installed packages and what is unpacked on the way."""

@@ -16,11 +16,11 @@ _BUILT_FOR = (
 
 
 class StepError(Exception):
-    """A step that failed."""
+    """A step that failed, with the last words of its programs."""
 
-    def __init__(self, step, message):
+    def __init__(self, step, message, said=""):
         Exception.__init__(self, message)
-        self.step = step
+        self.step, self.said = step, said
 
 
 class Build:
@@ -52,7 +52,7 @@ class Build:
             self.install_torch()
         self.step("packages")
         lists = [os.path.join(self.folder, name + ".txt") for name in ("requirements", "constraints")]
-        self.program(*self.installer(), "-r", lists[0], "-c", lists[1])
+        self.program(*self.installer(self.settings), "-r", lists[0], "-c", lists[1])
         self.step("try")
         record = self.tried()
         write_record(os.path.join(self.folder, MARKER), record)
@@ -72,7 +72,7 @@ class Build:
         """Runs a program to its end; a StepError has what it said last."""
         code = self.ended_with(argv, self.settings)
         if code:
-            raise StepError(self.at, f"{os.path.basename(argv[0])} ended with {code}: {self.said()}")
+            raise StepError(self.at, f"{os.path.basename(argv[0])} ended with {code}", self.said())
 
     def ended_with(self, argv, settings):
         """The exit code of a program, whose words are passed on and kept. It holds the lock as long as it lives."""
@@ -91,7 +91,7 @@ class Build:
         try:
             code = process.wait(max(1.0, self.limit - (time.monotonic() - self.started)))
         except subprocess.TimeoutExpired as error:
-            raise StepError(self.at, f"not done after {self.limit:g} s; {self.said()}") from error
+            raise StepError(self.at, f"not done after {self.limit:g} s", self.said()) from error
         finally:
             process.kill()
             process.wait()
@@ -109,17 +109,19 @@ class Build:
         """The last words of the step's programs."""
         return self.heard[-TAIL:].decode("utf-8", "replace").strip()
 
-    def installer(self):
-        if self.plan["uv"]:
-            return [self.plan["uv"], "pip", "install", "--compile-bytecode", "--python", self.python]
-        return [self.python, "-m", "pip", "install"]
+    def installer(self, settings):
+        if not self.plan["uv"]:
+            return [self.python, "-m", "pip", "install"]
+        alone = ["--no-index"] if settings.get("UV_NO_INDEX") else []  # uv has no variable for it
+        return [self.plan["uv"], "pip", "install", "--compile-bytecode", *alone, "--python", self.python]
 
     def install_torch(self):
         """Installs torch from the first source that has the build that is wanted."""
         wanted, wrong = self.plan["torch"]["build"], []
         for requirement, index in self.plan["torch"]["attempts"]:
             again = ["--reinstall" if self.plan["uv"] else "--force-reinstall"] if wrong else []
-            code = self.ended_with([*self.installer(), *again, requirement], self.from_index(index))
+            settings = self.from_index(index)
+            code = self.ended_with([*self.installer(settings), *again, requirement], settings)
             if code:
                 continue
             found = self.built_for()
@@ -128,11 +130,9 @@ class Build:
             wrong.append(found)
             self.tell(f"this torch is built for {found}, and {wanted} is wanted")
         if wrong:
-            raise StepError(
-                self.at,
-                f"the sources have a torch for {wrong[-1]} only, and {wanted} is wanted: {self.said()}",
-            )
-        raise StepError(self.at, f"no source has a torch for {wanted} that fits: {self.said()}")
+            what = f"the sources have a torch for {wrong[-1]} only, and one for {wanted} is wanted"
+            raise StepError(self.at, what, self.said())
+        raise StepError(self.at, f"no source has a torch for {wanted} that fits", self.said())
 
     def from_index(self, index):
         """The environment for an installer that takes everything from one index; the host's own without one."""
@@ -178,10 +178,16 @@ class Build:
 
 def failure(build, error):
     """The record of a build that failed, with the figures of a disk that is full."""
-    text = str(error)
+    said = getattr(error, "said", "")
+    text = f"{error}\n{said}"
     disk = disk_figures(build.workdir)
     full = any(words in text for words in FULL) or disk["free"] < 1 << 20
-    record = {"step": getattr(error, "step", build.at), "message": text, "at": round(time.time(), 3)}
+    record = {
+        "step": build.at,
+        "message": str(error) or type(error).__name__,
+        "said": said,
+        "at": round(time.time(), 3),
+    }
     return dict(record, disk=disk) if full else record
 
 

@@ -52,7 +52,7 @@ def find_uv():
 
 
 def torch_build(torch, builds, driver_version):
-    """The build of torch: `cpu`, or the newest CUDA that the driver runs, as torch's own pages name it."""
+    """The build of torch: `cpu`, or that for the newest CUDA that the driver runs."""
     choice = torch["choice"]
     if choice == "cpu" or (choice == "auto" and not driver_version):
         return "cpu"
@@ -78,11 +78,15 @@ def torch_attempts(torch, builds, pages):
         return [[exact, torch["index"]]]
     if sys.platform != "linux":
         return [[exact, ""]]
-    page = f"{pages}/{torch['build']}"
     if torch["build"] == "cpu":
-        return ([[f"torch=={torch['pin']}+cpu", ""]] if torch["pin"] else []) + [[exact, page]]
-    usual = torch["build"] == builds[0]["build"]
-    if usual and os.uname().machine == "x86_64":
-        return [[exact, ""], [exact, page]]
+        return ([[f"torch=={torch['pin']}+cpu", ""]] if torch["pin"] else []) + [[exact, f"{pages}/cpu"]]
+    (named,) = [
+        [f"{pages}/{page}" for page in build["pages"]] for build in builds if build["build"] == torch["build"]
+    ]
+    if torch["build"] == builds[0]["build"]:
+        own = (
+            [[exact, ""]] if os.uname().machine == "x86_64" else []
+        )  # elsewhere the usual one is for the CPU
+        return own + [[exact, page] for page in named]
     # The tested version may have no build for an older CUDA: then the newest that the payload works with and that has.
-    return [[exact, page], [f"torch{torch['spec']}", page]]
+    return [[one, page] for one in dict.fromkeys((exact, f"torch{torch['spec']}")) for page in named]

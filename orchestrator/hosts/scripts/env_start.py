@@ -23,7 +23,8 @@ def run(arguments):
         "disk": disk_figures(workdir),
         "offset": 0,
     }
-    there = answer["record"] is not None and not arguments["rebuild"]
+    before = answer["record"]
+    there = before is not None and not arguments["rebuild"]
     if there and used == name:
         return dict(answer, status="unchanged")
     if arguments["dry_run"]:
@@ -33,7 +34,8 @@ def run(arguments):
     if lock is None:
         return dict(answer, status="running", **running(workdir, name))
     try:
-        if there:
+        record = answer["record"] = whole(workdir, name)
+        if there or (record is not None and record != before):  # somebody else has built it meanwhile
             use(workdir, name)
             return dict(answer, status="switched")
         enough_room(plan, answer["disk"], workdir)
