@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from orchestrator.environments import SetupResult, read_setup, set_up, wanted
+from orchestrator.environments.faults import build_failed
 from orchestrator.errors import HostFailedError, LinkError, OrchError, UsageError
 from orchestrator.inventory import HostEntry, Interpreter, environment_folder
 from tests.orchestrator.desk import wait_for
@@ -153,10 +154,8 @@ def test_an_environment_whose_python_is_gone_is_built_again(bench: Bench) -> Non
 PINNED = "torch==2.13.0\n"
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
-def test_without_a_gpu_the_cpu_build_of_the_hosts_own_source_is_taken(bench: Bench, installer: str) -> None:
-    if installer == "pip":
-        bench.without_uv()
+def test_without_a_gpu_the_cpu_build_of_the_hosts_own_source_is_taken(bench: Bench) -> None:
+    bench.without_uv()
     torch_wheel(Torch("2.13.0", "13.0")).write(bench.wheels)
     torch_wheel(Torch("2.13.0+cpu")).write(bench.wheels)
     built = bench.set_up(PINNED)
@@ -227,12 +226,9 @@ def index(tmp_path: Path) -> Iterator[Index]:
     made.close()
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_an_older_driver_gets_a_build_of_an_older_cuda_from_its_own_page(
-    bench: Bench, index: Index, installer: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if installer == "pip":
-        bench.without_uv()
     gpus(bench, "550.54.15")
     monkeypatch.setattr(wanted, "TORCH_PAGES", index.url)
     torch_wheel(Torch("2.13.0", "13.0")).write(bench.wheels)
@@ -292,6 +288,39 @@ def test_pips_own_configuration_on_the_host_holds_for_uv_too(bench: Bench, index
     assert any("/corp/alpha/" in path for path in index.asked)
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("not created successfully because ensurepip is not available.", "python3-venv"),
+        ("/usr/bin/python3: No module named venv", "python3-venv"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no version that fits this Python"),
+        ("  cause: dns error: failed to lookup address information", "HTTPS_PROXY"),
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]", "PIP_CERT"),
+        ("error: Permission denied (os error 13)", "who owns"),
+        ("something nobody has seen", "mend what it says"),
+    ],
+)
+def test_the_installers_words_become_what_to_do(bench: Bench, words: str, hint: str) -> None:
+    failed = {"step": "packages", "message": "pip ended with 1", "said": words}
+    error = build_failed(bench.entry, {"log": "/orch/envs/0.log"}, failed)
+    assert hint in error.hint
+    assert "{host}" not in error.hint
+    assert error.message == f"box: the setup failed at step `packages`: pip ended with 1\n{words}"
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_secrets_of_a_source_that_fails_are_not_shown(bench: Bench, installer: str) -> None:
+    if installer == "pip":
+        bench.without_uv()
+    bench.env.update(UV_HTTP_RETRIES="0", PIP_RETRIES="0")
+    with pytest.raises(HostFailedError) as caught:
+        bench.set_up(PINNED, torch="cpu", torch_index="http://me:sesame@127.0.0.1:9/closed")
+    log = Path(caught.value.details["log"])
+    assert "/closed" in log.read_text()
+    assert "sesame" not in log.read_text() + caught.value.message + "".join(bench.said)
+    assert log.stat().st_mode & 0o077 == 0
+
+
 def test_secrets_of_package_sources_are_in_no_argument_and_in_no_log(bench: Bench, index: Index) -> None:
     index.put("corp", torch_wheel(Torch("2.13.0")))
     secret = index.url.replace("http://", "http://me:sesame@")
@@ -304,16 +333,13 @@ def test_secrets_of_package_sources_are_in_no_argument_and_in_no_log(bench: Benc
 
 
 def test_a_package_that_is_nowhere_fails_with_the_installers_words_and_leaves_nothing(bench: Bench) -> None:
-    for installer in ("uv", "pip"):
-        if installer == "pip":
-            bench.without_uv()
-        with pytest.raises(HostFailedError, match=r"box: the setup failed at step `packages`: .*") as caught:
-            bench.set_up("gamma==9\n")
-        assert "gamma" in caught.value.message
-        assert "`env:`" in caught.value.hint
-        assert caught.value.details["log"] in caught.value.hint
-        assert bench.environments() == []
-        assert not (bench.workdir / "env").exists()
+    with pytest.raises(HostFailedError, match=r"box: the setup failed at step `packages`: .*") as caught:
+        bench.set_up("gamma==9\n")
+    assert "gamma" in caught.value.message
+    assert "`env:`" in caught.value.hint
+    assert caught.value.details["log"] in caught.value.hint
+    assert bench.environments() == []
+    assert not (bench.workdir / "env").exists()
     assert bench.set_up().status == "built"
 
 
@@ -450,11 +476,23 @@ def test_a_build_that_is_killed_is_never_taken_for_whole_and_the_next_one_is(
     imports(again, "delta")
 
 
+def test_what_a_killed_build_left_is_swept_by_the_next(bench: Bench) -> None:
+    left = bench.workdir / "envs" / "0123456789abcdef"
+    (left / "lib").mkdir(parents=True)
+    built = bench.set_up()
+    assert bench.environments() == [built.name]
+
+
 def test_something_else_under_the_links_name_is_not_touched(bench: Bench) -> None:
     (bench.workdir / "env").mkdir(parents=True)
     with pytest.raises(HostFailedError, match=r"orch/env is in the way"):
         bench.set_up()
     assert (bench.workdir / "env").is_dir()
+    (bench.workdir / "env").rmdir()
+    (bench.workdir / "env").symlink_to("/opt/mine")
+    with pytest.raises(HostFailedError, match=r"orch/env is in the way"):
+        bench.set_up()
+    assert (bench.workdir / "env").readlink() == Path("/opt/mine")
 
 
 def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ echo "orch-shell done"
 _STAGES = {
     "dns": "name",
     "connect": "connection",
+    "sandbox": "connection",
     "banner": "connection",
     "key exchange": "connection",
     "host key": "host key",

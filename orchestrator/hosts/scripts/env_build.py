@@ -38,6 +38,7 @@ class Build:
     def run(self):
         """Builds all of it and puts it to use."""
         self.settings = for_installers(os.environ, self.plan["uv"])
+        sweep_envs(self.workdir)
         remove(self.folder)
         self.step("environment")
         if self.plan["uv"]:

@@ -33,17 +33,28 @@ def whole(workdir, name):
     return record if record and os.access(os.path.join(folder, "bin", "python"), os.X_OK) else None
 
 
+def sweep_envs(workdir):
+    """Removes what killed builds have left. Only for whoever holds the lock."""
+    for name in os.listdir(envs(workdir)):
+        folder = env_folder(workdir, name)
+        if os.path.isdir(folder) and not os.path.lexists(os.path.join(folder, MARKER)):
+            remove(folder)
+
+
 def in_use(workdir):
     """The name of the environment that `env` leads to, or None; something else under that name is a HostError."""
     link = os.path.join(workdir, "env")
     try:
-        return os.path.basename(os.readlink(link))
+        folder, _, name = os.readlink(link).partition("/")
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise HostError("in_the_way", "not the link that orch keeps there", link) from error
+        folder, name = "", ""
+    if folder != "envs" or not name or "/" in name:
+        raise HostError("in_the_way", "not the link that orch keeps there", link)
+    return name
 
 
 def use(workdir, name):
