@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,8 +23,10 @@ import pytest
 from orchestrator.environments import SetupResult, read_setup, set_up, wanted
 from orchestrator.environments.faults import build_failed
 from orchestrator.errors import HostFailedError, LinkError, OrchError, UsageError
+from orchestrator.hosts.ssh import SshHost
 from orchestrator.inventory import HostEntry, Interpreter, environment_folder
 from tests.orchestrator.desk import wait_for
+from tests.orchestrator.netns import lab
 from tests.orchestrator.packages import Torch, Wheel, torch_wheel
 from tests.orchestrator.trees import WatchedHost, below
 from tests.payload.fake_smi import FakeSmi
@@ -433,6 +436,46 @@ def test_a_cut_link_leaves_the_build_going_and_the_same_command_follows_it(
     assert {getattr(result, "status", result) for result in results} <= {"built", "switched", "unchanged"}
     assert bench.set_up(text).status == "unchanged"
     assert Path(results[0].log).read_text().count("== environment") == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.sshd
+@pytest.mark.slow
+def test_a_wire_that_is_cut_in_the_middle_of_a_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, tools = bench.root / "go", bench.root / "tools"
+    tools.mkdir()
+    (tools / "uv").write_text(
+        f'#!/bin/sh\nif [ "$1" = pip ]; then while [ ! -e {go} ]; do sleep 0.1; done; fi\nexec {UV} "$@"\n'
+    )
+    (tools / "uv").chmod(0o755)
+    bench.env["PATH"] = f"{tools}:/usr/bin:/bin"
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    setup = read_setup(bench.requirements())
+    (bench.root / "lab").mkdir()
+    with lab(bench.root / "lab") as place:
+        wire = place.wire("desk", "gpu", delay_ms=20)
+        endpoint = place.serve("gpu")
+        with place.at():
+            cut: list[float] = []
+
+            def listen(line: str) -> None:
+                if "== packages" in line:
+                    wire.cut()
+                    cut.append(time.monotonic())
+
+            with (
+                contextlib.closing(SshHost(endpoint)) as host,
+                pytest.raises(LinkError, match="The setup goes on there"),
+            ):
+                set_up(bench.entry, host, setup, listen)
+            assert time.monotonic() - cut[0] < 20
+            wire.heal()
+            go.touch()
+            with contextlib.closing(SshHost(endpoint)) as host:
+                settled = set_up(bench.entry, host, setup, bench.said.append)
+                assert settled.status in ("built", "switched", "unchanged")
+                again = set_up(bench.entry, host, setup)
+                assert (again.status, again.requests, host.requests) == ("unchanged", 1, settled.requests + 1)
+    assert Path(settled.log).read_text().count("== environment") == 1
 
 
 def test_another_environment_is_not_built_beside_one_that_is_being_built(bench: Bench, index: Index) -> None:

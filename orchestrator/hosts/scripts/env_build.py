@@ -185,7 +185,9 @@ def failure(build, error):
     full = any(words in text for words in FULL) or disk["free"] < 1 << 20
     record = {
         "step": build.at,
-        "message": str(error) or type(error).__name__,
+        "message": "it was told to stop"
+        if isinstance(error, SystemExit)
+        else str(error) or type(error).__name__,
         "said": said,
         "at": round(time.time(), 3),
     }
