@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.environments import Setup, SetupResult
     from orchestrator.errors import OrchError
     from orchestrator.hosts import Host
-    from orchestrator.inventory import Inventory
+    from orchestrator.inventory import HostEntry, Inventory
 
 __all__ = ["SETUP_SCHEMA", "setup_command"]
 
@@ -99,21 +99,18 @@ def _set_up_all(
 ) -> dict[str, SetupResult | OrchError]:
     from orchestrator.cli.progress import HostSteps
     from orchestrator.environments import BUILD_S, set_up
-    from orchestrator.hosts import SharedGateways, open_host, resolve_entry
-    from orchestrator.hosts.fanout import fan_out
+    from orchestrator.hosts.across import across
     from orchestrator.text import printable
 
     outcomes: dict[str, SetupResult | OrchError] = {}
     steps = HostSteps(quiet=quiet or as_json)
     width = max(map(len, names), default=0)
 
-    def work(name: str, host: Host) -> SetupResult:
-        return set_up(resolve_entry(book, name), host, setup, lambda line: steps.say(name, printable(line)))
+    def work(entry: HostEntry, host: Host) -> SetupResult:
+        return set_up(entry, host, setup, lambda line: steps.say(entry.name, printable(line)))
 
-    gateways = SharedGateways()
-    opened = functools.partial(open_host, book, gateways=gateways)
     try:
-        for verdict in fan_out(names, opened, work, deadline_s=BUILD_S + 600, at_once=at_once):
+        for verdict in across(book, names, work, deadline_s=BUILD_S + 600, at_once=at_once):
             outcome = verdict.error or verdict.result
             if outcome is not None:  # a verdict has one of the two
                 outcomes[verdict.host] = outcome
@@ -122,13 +119,12 @@ def _set_up_all(
         open_ends = [name for name in names if name not in outcomes]
         if open_ends and not setup.dry_run:
             talk(
-                f"\nthe setup goes on on {', '.join(open_ends)}\n"
-                f"  next: `orch hosts setup {' '.join(open_ends)}` follows it again"
+                f"\nwhat was begun on {', '.join(open_ends)} goes on there\n"
+                "  next: the same command follows it again"
             )
         raise
     finally:
         steps.close()
-        gateways.close()
         if not setup.dry_run:
             undone = [
                 name

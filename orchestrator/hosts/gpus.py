@@ -7,15 +7,13 @@ and nothing is changed. What leases say of themselves was written by users of th
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError
 from orchestrator.hosts import remote
-from orchestrator.hosts.connect import SharedGateways, open_host, resolve_entry
-from orchestrator.hosts.fanout import AT_ONCE, fan_out
+from orchestrator.hosts.across import AT_ONCE, across
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,28 +56,24 @@ def look_at_hosts(
     """Looks at the GPUs of hosts, at the same time, and yields what was found as it comes.
 
     Raises:
-        ConfigError: a name is not in the inventory.
+        UnknownNameError: a name is not in the inventory.
     """
-    for name in names:
-        inventory.host(name)
 
-    def look(name: str, host: Host) -> HostGpus:
-        return look_at_gpus(host, resolve_entry(inventory, name))
+    def look(entry: HostEntry, host: Host) -> HostGpus:
+        return look_at_gpus(host, entry)
 
-    with SharedGateways() as gateways:
-        opened = functools.partial(open_host, inventory, gateways=gateways)
-        for verdict in fan_out(names, opened, look, deadline_s=_DEADLINE_S, at_once=at_once):
-            error = verdict.error
-            if verdict.result is not None:
-                yield replace(verdict.result, seconds=verdict.seconds)
-            elif error is not None:
-                yield HostGpus(
-                    verdict.host,
-                    verdict.seconds,
-                    error=error.message,
-                    hint=error.hint,
-                    exit_code=error.exit_code,
-                )
+    for verdict in across(inventory, names, look, deadline_s=_DEADLINE_S, at_once=at_once):
+        error = verdict.error
+        if verdict.result is not None:
+            yield replace(verdict.result, seconds=verdict.seconds)
+        elif error is not None:
+            yield HostGpus(
+                verdict.host,
+                verdict.seconds,
+                error=error.message,
+                hint=error.hint,
+                exit_code=error.exit_code,
+            )
 
 
 def look_at_gpus(host: Host, entry: HostEntry) -> HostGpus:

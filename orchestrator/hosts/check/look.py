@@ -6,20 +6,18 @@ nothing; every fault comes back as a Finding with its remedy, none is raised; no
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts import remote
+from orchestrator.hosts.across import AT_ONCE, across
 from orchestrator.hosts.check.channels import count_channels
 from orchestrator.hosts.check.cuda import judge_gpus
 from orchestrator.hosts.check.findings import Finding, Report
 from orchestrator.hosts.check.judge import judge_clock, judge_host, judge_sessions
 from orchestrator.hosts.check.way import no_answer, no_way, shell_noise
-from orchestrator.hosts.connect import SharedGateways, open_host, resolve_entry
-from orchestrator.hosts.fanout import AT_ONCE, fan_out
 from orchestrator.hosts.needs import payload_needs
 from orchestrator.hosts.ssh import SshHost
 
@@ -44,27 +42,23 @@ def check_hosts(inventory: Inventory, names: Sequence[str], *, at_once: int = AT
     Raises:
         ConfigError: a name is not in the inventory.
     """
-    for name in names:
-        inventory.host(name)
 
-    def look(name: str, host: Host) -> Report:
-        return check_host(host, resolve_entry(inventory, name))
+    def look(entry: HostEntry, host: Host) -> Report:
+        return check_host(host, entry)
 
-    with SharedGateways() as gateways:
-        opened = functools.partial(open_host, inventory, gateways=gateways)
-        for verdict in fan_out(names, opened, look, deadline_s=_DEADLINE_S, at_once=at_once):
-            error = verdict.error
-            if verdict.result is not None:
-                yield replace(verdict.result, seconds=verdict.seconds)
-            elif error is not None:
-                yield Report(
-                    verdict.host,
-                    verdict.seconds,
-                    (no_way(verdict.host, error),),
-                    exit_code=error.exit_code,
-                    stage=str(error.details.get("stage", "")),
-                    unreachable=isinstance(error, LinkError),
-                )
+    for verdict in across(inventory, names, look, deadline_s=_DEADLINE_S, at_once=at_once):
+        error = verdict.error
+        if verdict.result is not None:
+            yield replace(verdict.result, seconds=verdict.seconds)
+        elif error is not None:
+            yield Report(
+                verdict.host,
+                verdict.seconds,
+                (no_way(verdict.host, error),),
+                exit_code=error.exit_code,
+                stage=str(error.details.get("stage", "")),
+                unreachable=isinstance(error, LinkError),
+            )
 
 
 def check_host(host: Host, entry: HostEntry) -> Report:
