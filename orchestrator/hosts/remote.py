@@ -217,7 +217,7 @@ def _raise_no_answer(name: str, python: str, done: Completed) -> NoReturn:
         raise HostFailedError(
             f"{name}: its Python interpreter {python!r} cannot be started ({done.error_text(300)})",
             f"set `python:` of {name} in the inventory to the absolute path of a Python >= "
-            f"{_dotted(OLDEST_PYTHON)} there",
+            f"{_dotted(OLDEST_PYTHON)} there; `orch hosts check {name}` says which there are",
             host=name,
         )
     tail = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-600:]
@@ -256,7 +256,7 @@ def error_from(record: Mapping[str, Any], name: str) -> OrchError:
         "in_the_way": (f"{path} is in the way ({message})", "move it away on the host, then run this again"),
         "python": (
             f"its Python is {message} ({path}); {_dotted(OLDEST_PYTHON)} or newer is needed",
-            f"set `python:` of {name} in the inventory to a newer interpreter, absolute",
+            f"set `python:` of {name} in the inventory to a newer one, absolute; `orch hosts check {name}` finds them",
         ),
     }
     text, fallback = texts.get(kind, (f"{message}{at}", "look at that path on the host, then run this again"))

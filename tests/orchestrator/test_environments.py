@@ -23,12 +23,13 @@ import pytest
 from orchestrator.environments import SetupResult, read_setup, set_up, wanted
 from orchestrator.environments.faults import build_failed
 from orchestrator.errors import HostFailedError, LinkError, OrchError, UsageError
+from orchestrator.hosts.endpoint import resolve_entry
 from orchestrator.hosts.ssh import SshHost
-from orchestrator.inventory import HostEntry, Interpreter, environment_folder
+from orchestrator.inventory import HostEntry
 from tests.orchestrator.desk import wait_for
 from tests.orchestrator.netns import lab
 from tests.orchestrator.packages import Torch, Wheel, torch_wheel
-from tests.orchestrator.trees import WatchedHost, below
+from tests.orchestrator.trees import WatchedHost, below, make_inventory
 from tests.payload.fake_smi import FakeSmi
 
 UV = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
@@ -122,8 +123,8 @@ def test_an_environment_is_built_once_and_then_costs_one_request(bench: Bench, i
 
 
 def test_hosts_that_name_no_python_use_it_from_then_on(bench: Bench) -> None:
-    bench.python = Interpreter(PLAIN, environment_folder("~/orch"))
-    entry = bench.entry.model_copy(update={"python": bench.python})
+    unnamed = HostEntry(name="box", address="nowhere", env=bench.env)
+    entry = resolve_entry(make_inventory(bench.root, unnamed), "box")
     setup = read_setup(bench.requirements())
     built = set_up(entry, bench.host, setup)
     assert built.default
@@ -374,7 +375,8 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_is_left_free(
         bench.without_uv()
     monkeypatch.setattr(wanted, "SPACE", {"none": 1 << 20, "cpu": 1 << 20, "cuda": 1 << 20})
     Wheel("huge", "1.0", {"huge/data": os.urandom(60 << 20)}).write(bench.wheels)
-    entry = bench.entry.model_copy(update={"workdir": str(small_disk / "orch")})
+    workdir = str(small_disk / "orch")
+    entry = HostEntry(name="box", address="nowhere", python=PLAIN, env=bench.env, workdir=workdir)
     with pytest.raises(HostFailedError, match=r"step `packages`: the disk is full at ") as caught:
         set_up(entry, bench.host, read_setup(bench.requirements("huge\n")))
     assert "set another `workdir:`" in caught.value.hint

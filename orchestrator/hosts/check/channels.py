@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["count_channels"]
 
 _ANSWER_S = 15.0
-_PAUSES_S = (0.0, 0.1, 0.3)
+_PAUSES_S = (0.0, 0.1, 0.3, 0.8)
 
 
 def count_channels(host: SshHost, most: int) -> int:
