@@ -135,6 +135,22 @@ def test_hosts_that_name_no_python_use_it_from_then_on(bench: Bench) -> None:
     imports(rebuilt, "beta")
 
 
+def test_a_work_folder_of_any_name_is_a_name_and_nothing_else(bench: Bench) -> None:
+    unnamed = HostEntry(
+        name="box",
+        address="nowhere",
+        env=bench.env,
+        workdir='~/it\'s $(touch canary) a "folder"; touch canary #é',
+    )
+    entry = resolve_entry(make_inventory(bench.root, unnamed), "box")
+    setup = read_setup(bench.requirements())
+    built = set_up(entry, bench.host, setup)
+    assert built.status == "built"
+    assert set_up(entry, bench.host, setup).status == "unchanged"
+    imports(built, "beta")
+    assert [path.name for path in bench.home.iterdir()] == [unnamed.workdir[2:]]
+
+
 def test_other_needs_are_another_environment_and_the_old_one_stays(bench: Bench) -> None:
     first = bench.set_up()
     second = bench.set_up("alpha\n")
