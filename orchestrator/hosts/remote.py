@@ -116,7 +116,8 @@ def ask(
     done = host.run(script_argv(script, python), stdin=_input(args, stdin), timeout=timeout)
     document = _find_answer(done.stdout)
     if document is None:
-        _raise_no_answer(host.name, python, done)
+        tried = python.both if isinstance(python, Interpreter) else python
+        _raise_no_answer(host.name, tried, done)
     if "error" in document:
         raise error_from(document["error"], host.name)
     before = done.stdout.rpartition(b"\n" + _ANSWER)[0]

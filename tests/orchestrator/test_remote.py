@@ -22,6 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.hosts import remote
 from orchestrator.hosts.base import command_line
+from orchestrator.inventory import Interpreter
 from remote_payload import durable
 from tests.orchestrator.trees import WatchedHost, below
 
@@ -213,6 +214,13 @@ def test_an_interpreter_that_is_not_there_is_named_with_its_key(host: WatchedHos
     ) as caught:
         remote.call(host, "release_list", {"workdir": "~/orch"}, python="/no/python")
     assert "`python:` of ct129" in caught.value.hint
+
+
+def test_where_an_environment_or_another_python_is_tried_both_are_named(host: WatchedHost) -> None:
+    with pytest.raises(HostFailedError, match=r"'~/orch/env/bin/python or no-python' cannot be started"):
+        remote.call(
+            host, "release_list", {"workdir": "~/orch"}, python=Interpreter("no-python", "~/orch/env")
+        )
 
 
 def test_a_program_that_is_no_interpreter_is_shown_with_what_it_printed(host: WatchedHost) -> None:
