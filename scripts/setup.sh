@@ -6,10 +6,12 @@ set -eu
 
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
-TORCH=${TORCH:-torch==2.13.0}
+NEEDS=remote_payload/requirements.txt
+TESTED=remote_payload/constraints.txt
+TORCH=${TORCH:-$(sed -n '/^torch==/p' "$TESTED")}
 STAMP=$VENV/.orch-setup
 
-want="$("$PYTHON" -c 'import sys; print(sys.version)') $TORCH ${TORCH_BACKEND:-} $(cksum < pyproject.toml) $(cksum < scripts/setup.sh)"
+want="$("$PYTHON" -c 'import sys; print(sys.version)') $TORCH ${TORCH_BACKEND:-} $(cat pyproject.toml "$NEEDS" "$TESTED" | cksum) $(cksum < scripts/setup.sh)"
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$want" ] && [ -x "$VENV/bin/orch" ]; then
     exit 0
 fi
@@ -46,5 +48,6 @@ if [ -n "${PIP_FIND_LINKS:-}" ]; then
 else
     uv_install --torch-backend="${TORCH_BACKEND:-auto}" "$TORCH"
 fi
-uv_install --editable '.[payload,sandbox,dev]'
+# A torch that was asked for by name stays; the other packages are those that the payload is tested with.
+sed '/^torch==/d' "$TESTED" | uv_install --editable '.[sandbox,dev]' --requirement "$NEEDS" --constraint -
 printf '%s' "$want" > "$STAMP"

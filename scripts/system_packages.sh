@@ -8,6 +8,9 @@ missing=""
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v rsync >/dev/null || missing="$missing rsync"
+command -v fish >/dev/null || missing="$missing fish"
+command -v tcsh >/dev/null || missing="$missing tcsh"
+command -v bindfs >/dev/null || missing="$missing bindfs"
 command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then
     # Ubuntu has Chromium as a snap only; its runners of GitHub have google-chrome.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator.cli.common import InventoryOption, JsonOption, emit_json, open_inventory, talk
+from orchestrator.cli.many import (
+    AtOnce,
+    Failed,
+    HostsArgument,
+    Limit,
+    chosen_hosts,
+    exit_code,
+    note_failed,
+    say_summary,
+)
 
 if TYPE_CHECKING:
     from orchestrator.hosts.gpus import HostGpus
@@ -17,24 +27,29 @@ GPUS_SCHEMA = "orch/hosts-gpus/1"
 
 
 def gpus_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="HOST", help="Which hosts.", show_default="all")
-    ] = None,
+    names: HostsArgument = None,
+    failed: Failed = False,
+    limit: Limit = None,
+    at_once: AtOnce = 8,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Connect to hosts and show their GPUs: the job that leased each, others who compute there, and who is in line."""
-    from orchestrator.cli.many import exit_code
+    """Connect to hosts (default: all) and show their GPUs: who leased each, who else computes there, who is in line."""
     from orchestrator.hosts.gpus import look_at_hosts
 
     book = open_inventory(inventory)
-    found = look_at_hosts(book, names or list(book.hosts))
-    if as_json:
-        emit_json({"schema": GPUS_SCHEMA, "hosts": [host.to_json() for host in found]})
-    else:
-        for host in found:
+    chosen = chosen_hosts(book, "hosts gpus", names, failed, limit)
+    found: dict[str, HostGpus] = {}
+    for host in look_at_hosts(book, chosen, at_once=at_once):
+        found[host.host] = host
+        if not as_json:
             _print_host(host)
-    raise typer.Exit(exit_code({host.host: host.exit_code for host in found}))
+    bad = [name for name in chosen if found[name].error]
+    note_failed(book, "hosts gpus", bad, tried=chosen)
+    if as_json:
+        emit_json({"schema": GPUS_SCHEMA, "hosts": [found[name].to_json() for name in chosen]})
+    say_summary("hosts gpus", bad, len(chosen), quiet=as_json)
+    raise typer.Exit(exit_code({name: found[name].exit_code for name in chosen}))
 
 
 def _print_host(host: HostGpus) -> None:

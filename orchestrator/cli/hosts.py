@@ -1,4 +1,4 @@
-"""`orch hosts ls|trust|check`: the machines of the inventory, their keys, and whether they answer (`gpus`: see there)."""
+"""`orch hosts ls|trust`: the machines of the inventory and their keys (`check`, `setup`, `gpus`: see there)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,18 @@ from orchestrator.cli.common import (
     talk,
 )
 from orchestrator.cli.gpus import gpus_command
-from orchestrator.cli.many import (
-    AtOnce,
-    Failed,
-    HostsArgument,
-    Limit,
-    exit_code,
-    failed_before,
-    limited,
-    note_failed,
-    say_summary,
-)
+from orchestrator.cli.preflight import check_command
+from orchestrator.cli.setup import setup_command
 
 if TYPE_CHECKING:
     from orchestrator.hosts import Offer
-    from orchestrator.hosts.check import Finding
     from orchestrator.inventory import HostEntry
 
 __all__ = ["register"]
 
 _app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
+_app.command("check", short_help="Look at each host before it is relied on.")(check_command)
+_app.command("setup", short_help="Make the environment that the payload needs on hosts.")(setup_command)
 _app.command("gpus", short_help="Who has which GPU, and who waits.")(gpus_command)
 
 
@@ -104,56 +96,6 @@ def trust_command(
     for hop in hops:
         what = "recorded in" if hop.recorded else "already in"
         typer.echo(f"{hop.host} ({hop.address})  {hop.key}  {what} {hop.file}")
-
-
-@_app.command("check", short_help="Connect, and look at each host.")
-def check_command(
-    names: HostsArgument = None,
-    failed: Failed = False,
-    limit: Limit = None,
-    at_once: AtOnce = 8,
-    inventory: InventoryOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Connect to hosts (default: all) and look: interpreter and its version, free disk below the work folder."""
-    from orchestrator.errors import UsageError
-    from orchestrator.hosts.check import check_hosts
-
-    book = open_inventory(inventory)
-    if failed and names:
-        raise UsageError("--failed and hosts by name do not go together", "give one of the two")
-    again = failed_before(book, "hosts check") if failed else names or list(book.hosts)
-    for name in again:
-        book.host(name)  # a name that is not there is said before anything is opened
-    chosen = limited(book, again, limit)
-    if not chosen:
-        talk("no host failed at the last check")
-    found: dict[str, Finding] = {}
-    for finding in check_hosts(book, chosen, at_once=at_once):
-        found[finding.host] = finding
-        if not as_json:
-            _print_finding(finding)
-    bad = [name for name in chosen if found[name].error]
-    note_failed(book, "hosts check", bad, tried=chosen)
-    if as_json:
-        hosts = [found[name].to_json() for name in chosen]
-        emit_json({"schema": "orch/hosts-check/1", "hosts": hosts})
-    say_summary("hosts check", bad, len(chosen), quiet=as_json)
-    raise typer.Exit(exit_code({name: found[name].exit_code for name in chosen}))
-
-
-def _print_finding(finding: Finding) -> None:
-    from orchestrator.text import human_bytes, printable
-
-    if finding.error:
-        typer.echo(f"{finding.host}  FAILED  {printable(finding.error)}")
-        talk(f"  next: {printable(finding.hint)}")
-        return
-    free = human_bytes(finding.free_bytes)
-    typer.echo(
-        f"{finding.host}  ok  Python {finding.python_version} ({printable(finding.executable)})  "
-        f"{free} free at {printable(finding.folder)}  {finding.seconds:.2f} s"
-    )
 
 
 def _host_record(host: HostEntry) -> dict[str, Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "Failed",
     "HostsArgument",
     "Limit",
+    "chosen_hosts",
     "complete_hosts",
     "exit_code",
     "failed_before",
@@ -64,6 +65,32 @@ Limit = Annotated[
 ]
 Failed = Annotated[bool, typer.Option("--failed", help="Those that failed the last time, again.")]
 AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Hosts at the same time.", metavar="N")]
+
+
+def chosen_hosts(
+    book: Inventory,
+    command: str,
+    names: Sequence[str] | None,
+    failed: bool,
+    patterns: Sequence[str] | None,
+) -> list[str]:
+    """Returns the hosts that a command looks at: those named, all, or (`--failed`) those that failed the last time.
+
+    Raises:
+        UsageError: names and `--failed` together, or no host fits `--limit`.
+        UnknownNameError: a name is not in the inventory.
+    """
+    from orchestrator.errors import UsageError
+
+    if failed and names:
+        raise UsageError("--failed and hosts by name do not go together", "give one of the two")
+    again = failed_before(book, command) if failed else names or list(book.hosts)
+    for name in again:
+        book.host(name)  # a name that is not there is said before anything is opened
+    chosen = limited(book, again, patterns)
+    if not chosen:
+        talk(f"no host failed at the last `orch {command}`" if failed else f"{book.path}: no host is defined")
+    return chosen
 
 
 def limited(book: Inventory, names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["HostSteps", "LiveView", "PlainView", "QuietView", "View"]
 
 _PLAIN_EVERY_S = 10.0
+_SHOWN = 72  # of a step, on the one line that turns
 _KEPT = "trajectories"
 """The phase whose work may all have been done before: then the host reports its beginning only."""
 
@@ -134,6 +135,10 @@ def _pace(event: Event) -> str:
     return "  ".join(part for part in (rate, left) if part)
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
 class HostSteps:
     """Where work on several hosts stands: a line a step, or on a terminal one line with a spinner.
 
@@ -171,7 +176,7 @@ class HostSteps:
     def _turn(self) -> None:
         from rich.text import Text
 
-        line = Text(" · ".join(f"{host}: {text}" for host, text in self._at.items()))
+        line = Text(" · ".join(f"{host}: {_short(text)}" for host, text in self._at.items()))
         if self._spinner is None:
             self._spinner = stderr_console().status(line)
             self._spinner.start()

@@ -15,6 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.hosts.known_hosts import host_pattern
 from orchestrator.hosts.sandbox_state import sandbox_host
 from orchestrator.hosts.sshconfig import DEFAULT_IDENTITIES, resolve_alias
+from orchestrator.inventory.interpreter import Interpreter, environment_folder
 
 if TYPE_CHECKING:
     from orchestrator.hosts.sshconfig import Alias
@@ -70,11 +71,17 @@ class Endpoint:
 
 
 def resolve_entry(inventory: Inventory, name: str) -> HostEntry:
-    """Returns a host's entry; for a sandbox host that names no interpreter, with the one of its sandbox."""
+    """Returns a host's entry; one that names no interpreter gets that of the environment in its work folder.
+
+    Where there is no environment it is the usual one, or that of the sandbox.
+    """
     entry = inventory.host(name)
-    if entry.sandbox is None or "python" in entry.written:
+    if "python" in entry.written:
         return entry
-    return replace(entry, python=sandbox_host(inventory.folder, entry.sandbox, entry.name).python)
+    usual = entry.python
+    if entry.sandbox is not None:
+        usual = sandbox_host(inventory.folder, entry.sandbox, entry.name).python
+    return replace(entry, python=Interpreter(usual, environment_folder(entry.workdir)))
 
 
 def resolve_endpoint(inventory: Inventory, name: str) -> Endpoint:

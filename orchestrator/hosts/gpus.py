@@ -8,25 +8,23 @@ and nothing is changed. What leases say of themselves was written by users of th
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import HostFailedError, OrchError
+from orchestrator.errors import HostFailedError
 from orchestrator.hosts import remote
-from orchestrator.hosts.connect import open_host, resolve_entry
+from orchestrator.hosts.across import AT_ONCE, across
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry, Inventory
 
 __all__ = ["HostGpus", "look_at_gpus", "look_at_hosts"]
 
-_PARALLEL = 16
 _ANSWER_S = 90.0
+_DEADLINE_S = 2 * _ANSWER_S
 
 
 @dataclass(frozen=True)
@@ -52,32 +50,30 @@ class HostGpus:
         return asdict(self)
 
 
-def look_at_hosts(inventory: Inventory, names: Sequence[str]) -> list[HostGpus]:
-    """Looks at the GPUs of hosts, at the same time; the order is that of `names`.
+def look_at_hosts(
+    inventory: Inventory, names: Sequence[str], *, at_once: int = AT_ONCE
+) -> Iterator[HostGpus]:
+    """Looks at the GPUs of hosts, at the same time, and yields what was found as it comes.
 
     Raises:
-        ConfigError: a name is not in the inventory.
+        UnknownNameError: a name is not in the inventory.
     """
-    for name in names:
-        inventory.host(name)
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        return list(pool.map(lambda name: _look(inventory, name), names))
 
+    def look(entry: HostEntry, host: Host) -> HostGpus:
+        return look_at_gpus(host, entry)
 
-def _look(inventory: Inventory, name: str) -> HostGpus:
-    started = time.monotonic()
-    try:
-        entry = resolve_entry(inventory, name)
-        with closing(open_host(inventory, name)) as host:
-            return look_at_gpus(host, entry)
-    except OrchError as error:
-        return HostGpus(
-            name,
-            time.monotonic() - started,
-            error=error.message,
-            hint=error.hint,
-            exit_code=error.exit_code,
-        )
+    for verdict in across(inventory, names, look, deadline_s=_DEADLINE_S, at_once=at_once):
+        error = verdict.error
+        if verdict.result is not None:
+            yield replace(verdict.result, seconds=verdict.seconds)
+        elif error is not None:
+            yield HostGpus(
+                verdict.host,
+                verdict.seconds,
+                error=error.message,
+                hint=error.hint,
+                exit_code=error.exit_code,
+            )
 
 
 def look_at_gpus(host: Host, entry: HostEntry) -> HostGpus:

@@ -14,7 +14,7 @@ import functools
 import json
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import remote_payload
 from orchestrator.errors import (
@@ -26,6 +26,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.hosts.base import Named
+from orchestrator.inventory.interpreter import Interpreter
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from orchestrator.hosts.base import Completed, Host
 
-__all__ = ["OLDEST_PYTHON", "call", "script_argv", "stream"]
+__all__ = ["OLDEST_PYTHON", "Answer", "ask", "call", "script_argv", "stream"]
 
 OLDEST_PYTHON = (3, 10)
 """The oldest interpreter that a host may have."""
@@ -49,6 +50,13 @@ import types
 exec(compile({source!r}, "{name}.py", "exec"), {name}.__dict__)
 """
 
+# Runs the interpreter of the environment in a folder ($0), else another one. The folder is a link that changes one
+# day, and a program that runs keeps the environment that it began with: so the link is followed first.
+_IN_ENVIRONMENT = (
+    'other=$1; shift; d=$(cd "$0" 2>/dev/null && pwd -P) && [ -x "$d/bin/python" ] && exec "$d/bin/python" "$@"; '
+    'exec "$other" "$@"'
+)
+
 # One line, no backslash, no exclamation mark: the same in sh, bash, zsh, fish and csh. Valid in Python 2 too.
 _LOADER = (
     "import sys,zlib,base64;v=sys.version_info;"
@@ -61,6 +69,13 @@ _packed = base64.b64decode(sys.argv[2]) if len(sys.argv) > 2 else sys.stdin.buff
 """
 
 
+class Answer(NamedTuple):
+    """What a script answered, and what else was printed around it (by the shell's start-up files, say)."""
+
+    answer: dict[str, Any]
+    noise: bytes
+
+
 def call(
     host: Host,
     script: str,
@@ -71,13 +86,27 @@ def call(
     timeout: float = 60.0,
     in_sight: bool = False,
 ) -> dict[str, Any]:
-    """Runs a host-side script as one exec request and returns its answer.
+    """Runs a host-side script as one exec request and returns its answer; see `ask`."""
+    return ask(host, script, args, python=python, stdin=stdin, timeout=timeout, in_sight=in_sight).answer
+
+
+def ask(
+    host: Host,
+    script: str,
+    args: Mapping[str, Any],
+    *,
+    python: str,
+    stdin: Iterable[bytes] = (),
+    timeout: float = 60.0,
+    in_sight: bool = False,
+) -> Answer:
+    """Runs a host-side script as one exec request and returns its answer with what was printed around it.
 
     Args:
         host: where it runs.
         script: a file of `hosts/scripts`, without its suffix.
         args: what its `run(arguments)` gets; anything that JSON can say.
-        python: the interpreter there, as the inventory names it.
+        python: the interpreter there, as `resolve_entry` gives it.
         stdin: what the script reads after its arguments.
         timeout: seconds for all of it.
         in_sight: the arguments are nothing that a process listing may not show, so they go with the command: what is
@@ -95,11 +124,12 @@ def call(
         done = host.run(command, stdin=_input(args, stdin), timeout=timeout)
     document = _find_answer(done.stdout)
     if document is None:
-        _raise_no_answer(host.name, python, done)
+        tried = python.both if isinstance(python, Interpreter) else python
+        _raise_no_answer(host.name, tried, done)
     if "error" in document:
         raise error_from(document["error"], host.name)
-    answer = document["answer"]
-    return dict(answer)
+    before = done.stdout.rpartition(b"\n" + _ANSWER)[0]
+    return Answer(dict(document["answer"]), before + done.stderr)
 
 
 def stream(
@@ -123,9 +153,16 @@ def stream(
 
 def script_argv(script: str, python: str, entry: str = "main") -> list[str]:
     """Returns the command that runs a script of `hosts/scripts` on a host."""
+    words = ["-I", "-S", "-c", _LOADER, _packed(script, entry)]
+    if isinstance(python, Interpreter):
+        words = ["sh", "-c", _IN_ENVIRONMENT, _from_home(python.environment), python, *words]
+        return Named(words, script)
+    return Named([_from_home(python), *words], script)
+
+
+def _from_home(path: str) -> str:
     # Commands start in the home folder and are quoted, so the shell expands no tilde for us.
-    interpreter = "./" + python[2:] if python.startswith("~/") else python
-    return Named([interpreter, "-I", "-S", "-c", _LOADER, _packed(script, entry)], script)
+    return "./" + path[2:] if path.startswith("~/") else path
 
 
 def _words(args: Mapping[str, Any]) -> str:
@@ -192,7 +229,7 @@ def _raise_no_answer(name: str, python: str, done: Completed) -> NoReturn:
         raise HostFailedError(
             f"{name}: its Python interpreter {python!r} cannot be started ({done.error_text(300)})",
             f"set `python:` of {name} in the inventory to the absolute path of a Python >= "
-            f"{_dotted(OLDEST_PYTHON)} there",
+            f"{_dotted(OLDEST_PYTHON)} there; `orch hosts check {name}` says which there are",
             host=name,
         )
     tail = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-600:]
@@ -231,7 +268,7 @@ def error_from(record: Mapping[str, Any], name: str) -> OrchError:
         "in_the_way": (f"{path} is in the way ({message})", "move it away on the host, then run this again"),
         "python": (
             f"its Python is {message} ({path}); {_dotted(OLDEST_PYTHON)} or newer is needed",
-            f"set `python:` of {name} in the inventory to a newer interpreter, absolute",
+            f"set `python:` of {name} in the inventory to a newer one, absolute; `orch hosts check {name}` finds them",
         ),
     }
     text, fallback = texts.get(kind, (f"{message}{at}", "look at that path on the host, then run this again"))

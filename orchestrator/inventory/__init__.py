@@ -7,6 +7,7 @@ A wrong file is one ConfigError that lists all of its problems with their lines.
 from __future__ import annotations
 
 from orchestrator.inventory.forms import nearest
+from orchestrator.inventory.interpreter import Interpreter, environment_folder
 from orchestrator.inventory.load import find_inventory, load_inventory
 from orchestrator.inventory.memory import Memory, users_memory
 from orchestrator.inventory.models import (
@@ -24,12 +25,14 @@ __all__ = [
     "CheckpointEntry",
     "Defaults",
     "HostEntry",
+    "Interpreter",
     "Inventory",
     "Memory",
     "Role",
     "Seeds",
     "SuiteEntry",
     "TargetEntry",
+    "environment_folder",
     "find_inventory",
     "load_inventory",
     "nearest",

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,11 +41,13 @@ def openssh_server(
     address: str = "127.0.0.1",
     settings: str = "",
     netns: str = "",
+    within: Sequence[str] = (),
     prepare: Callable[[Path], str] | None = None,
 ) -> Iterator[Endpoint]:
     """Runs OpenSSH's sshd as whoever runs the tests, with its own home folder, and yields the way to it.
 
-    `settings` are further lines of its configuration; with `netns` it listens in that network namespace.
+    `settings` are further lines of its configuration; with `netns` it listens in that network namespace; `within` are words
+    of a program that runs it.
     `prepare` gets the folder once its keys are there and returns further lines too.
     """
     if SSHD is None:
@@ -67,7 +69,7 @@ def openssh_server(
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     with (folder / "sshd.log").open("wb") as log:
-        inside = ["ip", "netns", "exec", netns] if netns else []
+        inside = [*within, *(["ip", "netns", "exec", netns] if netns else [])]
         server = subprocess.Popen([*inside, SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
     try:
         if netns:

@@ -241,7 +241,7 @@ def test_no_setting_of_a_host_becomes_an_option_of_the_ssh_program(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("command", ["push", "hosts check", "hosts trust"])
+@pytest.mark.parametrize("command", ["push", "hosts check", "hosts gpus", "hosts setup", "hosts trust"])
 def test_a_name_on_the_command_line_is_refused_in_plain_text(
     run_orch: RunOrch, sandbox_project: Path, command: str
 ) -> None:

@@ -99,6 +99,14 @@ def test_on_a_terminal_results_still_go_to_stdout(capsys: pytest.CaptureFixture[
     steps.close()
 
 
+def test_on_a_terminal_a_long_step_stays_one_line() -> None:
+    steps = HostSteps(quiet=False, live=True)
+    steps.say("ct129", "$ uv pip install " + "x" * 300)
+    assert steps._spinner is not None
+    assert len(steps._spinner.status.plain) == len("ct129: ") + 72  # type: ignore[union-attr]
+    steps.close()
+
+
 def test_the_place_in_line_is_told_in_the_hosts_words_whenever_it_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

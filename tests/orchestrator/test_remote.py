@@ -22,6 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.hosts import remote
 from orchestrator.hosts.base import command_line
+from orchestrator.inventory import Interpreter
 from remote_payload import durable
 from tests.orchestrator.trees import WatchedHost, below
 
@@ -37,6 +38,14 @@ LIBRARIES = {
     "checkpoint_config",
     "checkpoint_origin",
     "checkpoint_torch",
+    "check_folder",
+    "check_python",
+    "driver",
+    "env_build",
+    "env_place",
+    "env_plan",
+    "env_sources",
+    "gpu_look",
 }
 
 
@@ -140,7 +149,7 @@ def test_every_script_is_complete_small_and_standard_library_only(path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout.decode()
-    assert sum(map(len, remote.script_argv(path.stem, "python3"))) < 16 * 1024
+    assert sum(map(len, remote.script_argv(path.stem, "python3"))) < 32 * 1024
 
 
 FAILURES = {
@@ -207,6 +216,13 @@ def test_an_interpreter_that_is_not_there_is_named_with_its_key(host: WatchedHos
     ) as caught:
         remote.call(host, "release_list", {"workdir": "~/orch"}, python="/no/python")
     assert "`python:` of ct129" in caught.value.hint
+
+
+def test_where_an_environment_or_another_python_is_tried_both_are_named(host: WatchedHost) -> None:
+    with pytest.raises(HostFailedError, match=r"'~/orch/env/bin/python or no-python' cannot be started"):
+        remote.call(
+            host, "release_list", {"workdir": "~/orch"}, python=Interpreter("no-python", "~/orch/env")
+        )
 
 
 def test_a_program_that_is_no_interpreter_is_shown_with_what_it_printed(host: WatchedHost) -> None:

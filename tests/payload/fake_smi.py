@@ -1,7 +1,7 @@
 """A host with GPUs, for tests: a program `nvidia-smi` on PATH that answers as the real one does.
 
 It reads `gpus.json` beside itself: `{"gpus": [[uuid, name, total, used, mode, mig]], "users": [[uuid, pid, mib, name]],
-"fails": "text"}`. The real code runs against it: the queries, their parsing, the exit codes.
+"fails": "text", "driver": "580.95.05"}`. The real code runs against it: the queries, their parsing, the exit codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ assert sys.argv[2] == "--format=csv,noheader,nounits", sys.argv
 kind, _, names = sys.argv[1].partition("=")
 if kind == "--query-gpu":
     columns = ["uuid", "name", "memory.total", "memory.used", "compute_mode", "mig.mode.current"]
-    records = [dict(zip(columns, gpu), index=index) for index, gpu in enumerate(state["gpus"])]
+    more = {{"driver_version": state.get("driver", "")}}
+    records = [dict(zip(columns, gpu), index=index, **more) for index, gpu in enumerate(state["gpus"])]
 else:
     assert kind == "--query-compute-apps", kind
     records = [dict(zip(["gpu_uuid", "pid", "used_memory", "process_name"], user)) for user in state["users"]]
@@ -55,12 +56,14 @@ class FakeSmi:
         ]
         self.users: list[list[Any]] = []
         self.fails = ""
+        self.driver = "580.95.05"
         self.write()
 
     def write(self) -> None:
         """Makes the program say what the attributes say, from one moment to the next."""
         temporary = self.folder / "gpus.json.new"
-        temporary.write_text(json.dumps({"gpus": self.gpus, "users": self.users, "fails": self.fails}))
+        state = {"gpus": self.gpus, "users": self.users, "fails": self.fails, "driver": self.driver}
+        temporary.write_text(json.dumps(state))
         temporary.replace(self.folder / "gpus.json")
 
     def uses(self, index: int, mib: int, pid: int = 4242, name: str = "/usr/bin/python3") -> None:

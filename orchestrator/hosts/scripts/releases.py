@@ -226,8 +226,8 @@ def refusal(answer, code, out, err):
             "environment",
             f"the payload needs the Python module {', '.join(outside)}, which {sys.executable} does not have",
             modules=outside,
-            hint=f"install it there (`{sys.executable} -m pip install {packages}`), or point `python:` of this host "
-            "in the inventory to an environment that has it",
+            hint="`orch hosts setup` of this host makes an environment that has it; or install it there "
+            f"(`{sys.executable} -m pip install {packages}`), or point `python:` of this host in the inventory to one that has",
         )
     return HostError(
         "payload",
