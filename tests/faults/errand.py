@@ -62,7 +62,7 @@ def run_errand(trip: Trip, site: Site, seed: int, phase: str, index: int) -> Rep
         time.sleep(outage.seconds)
         outage.mend()
     struck = command
-    _carry_through(site, errand, command, before, report)
+    _carry_through(site, errand, command, phase, before, report)
     if phase == FOLLOW and outage is not None and outage.seconds > DEAD_AFTER_S:
         report.wrong_verdicts += wrong_silence(site, struck)
     inspect_site(site, errand, sorted(site.recorded() - before), report)
@@ -124,7 +124,9 @@ def _hits(at: Request | None, command: Command, phase: str) -> bool:
     return at.phase == phase and (phase in _OF_SEVERAL or at.runs())
 
 
-def _carry_through(site: Site, errand: Errand, command: Command, before: set[str], report: Report) -> None:
+def _carry_through(
+    site: Site, errand: Errand, command: Command, phase: str, before: set[str], report: Report
+) -> None:
     """Does what a person does until it is done: what the message says is next, or the same again."""
     words = errand.words
     for _ in range(_TRIES):
@@ -142,7 +144,7 @@ def _carry_through(site: Site, errand: Errand, command: Command, before: set[str
             words = ["runs", "attach", new[0]] if new and not errand.cancelled else command.words
         else:
             report.said.append(f"exit code {code}: {command.stderr.strip()}")
-            report.wrong_verdicts += wrong_words(site, command, code)
+            report.wrong_verdicts += wrong_words(site, command, code, phase)
             words = _next_words(command, errand)
         command = site.start(*words)
     command.wait(_PATIENCE_S)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.payload import load_tree
 from remote_payload import durable, protocol
 from tests.faults.report import Report
+from tests.faults.requests import CANCEL, FOLLOW, LAUNCH, PULL, PUSH, STAGE
 from tests.faults.site import HOST, Command, Site
 
 if TYPE_CHECKING:
@@ -28,6 +29,23 @@ _ENDS_S = 120.0
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OWN_FILES = ("MANIFEST.json", "CHECKED.json")
 _BOOKS = ("activations.log", ".lock")
+_OPEN = {
+    PUSH: r"what became of it is not known(\. Whether the release was|$)|connection",
+    STAGE: r"what became of it is not known|connection|nothing|kept",
+    LAUNCH: r"not known whether job \S+ was started",
+    FOLLOW: r"job|connection",
+    CANCEL: r"not known whether job \S+ was ended",
+    PULL: r"not all results of \S+ are here|the results of \S+ from \S+ are not complete",
+}
+"""What a message says of the phase in which a command failed, and (below) what it says is next."""
+_NEXT = {
+    PUSH: r"`orch push \S+`|try again",
+    STAGE: r"again",
+    LAUNCH: r"`orch runs attach \S+`",
+    FOLLOW: r"`orch runs \w+ \S+`|again",
+    CANCEL: r"`orch runs cancel \S+`",
+    PULL: r"`orch runs (pull|resume) \S+`",
+}
 _JOB_LOCKS = (".lock", ".launch.lock")
 _REASONS = re.compile(
     r"the link broke while|no byte came|connection refused|no answer within|unreachable|closed the connection"
@@ -70,8 +88,8 @@ def half_files(site: Site, runs: Iterable[str]) -> list[str]:
     return found
 
 
-def wrong_words(site: Site, command: Command, code: int) -> list[str]:
-    """Says what a failed command's message lacks: what happened, where, what next."""
+def wrong_words(site: Site, command: Command, code: int, phase: str) -> list[str]:
+    """Says what the message of a command lacks that failed in a phase: what happened, where, what next."""
     said = command.stderr
     error = said.rpartition("error: ")[2]
     what, _, hint = error.partition("\n  next: ")
@@ -81,7 +99,8 @@ def wrong_words(site: Site, command: Command, code: int) -> list[str]:
             ("the exit code of a broken link (4) or of incomplete results (7)", code in (4, 7)),
             ("the host", site.where in what or f"from {HOST} " in what),
             ("what happened", _REASONS.search(what)),
-            ("what to do next", re.search(r"`orch [^`]+`|again", hint)),
+            ("what is left open", re.search(_OPEN[phase], what)),
+            ("what to do next", re.search(_NEXT[phase], hint)),
             ("one message and no traceback", said.count("error: ") == 1 and "Traceback" not in said),
         )
         if not holds
