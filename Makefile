@@ -54,6 +54,7 @@ TIMES ?= 20
 # Scenarios mostly wait, so many more of them than processors go on at the same time.
 AT_ONCE ?= 8
 faults: setup
+	@sh scripts/system_packages.sh
 	$(BIN)/python -m tests.faults --write --jobs $(AT_ONCE) --times $(TIMES) $(if $(SEED),--seed $(SEED))
 
 clean:
