@@ -15,7 +15,7 @@ help:
 	@echo "make test    lint, types, import rules, all tests"
 	@echo "make setup   only the environment in $(VENV)"
 	@echo "make bench   all benchmarks"
-	@echo "make faults  lets faults loose on jobs and writes docs/reliability.md (SEED, TIMES; root on Linux)"
+	@echo "make faults  lets faults loose on jobs and on links, writes docs/reliability.md (SEED, TIMES; root on Linux)"
 	@echo "make clean   stops the sandbox hosts; removes the environment and what the demo made"
 
 # Cheap when nothing changed: the script compares a stamp with pyproject.toml and the Python version.
@@ -51,8 +51,11 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 TIMES ?= 20
+# Scenarios mostly wait, so many more of them than processors go on at the same time.
+AT_ONCE ?= 8
 faults: setup
-	$(BIN)/python -m tests.faults --write --jobs $(JOBS) --times $(TIMES) $(if $(SEED),--seed $(SEED))
+	@sh scripts/system_packages.sh
+	$(BIN)/python -m tests.faults --write --jobs $(AT_ONCE) --times $(TIMES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	@if [ -x $(BIN)/orch ]; then $(BIN)/orch sandbox down --purge --quiet; fi

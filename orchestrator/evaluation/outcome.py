@@ -165,8 +165,8 @@ def _pull_patiently(attached: AttachedRun) -> None:
             return
     job_id = attached.run.job_id
     raise LinkError(
-        f"{broken.message}; job {job_id} has ended, its results are on the host",
-        f"`orch runs pull {job_id}` goes on where it stopped",
+        f"{broken.message}; the job has ended, its results are on the host",
+        f"when the host answers again: `orch runs pull {job_id}` goes on where it stopped",
         **broken.details,
     ) from broken
 

@@ -12,10 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-from orchestrator.hosts.watched import DEAD_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,12 +81,9 @@ def _look_up(address: str, port: int, deadline: float) -> list[Any]:
 
 
 def _set_options(sock: socket.socket) -> None:
+    # No TCP_USER_TIMEOUT: with it the system forgets a connection that `watched` gives up before it could tell the
+    # host, where sshd then keeps its half for hours. Without it the system goes on telling once the link is back.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # An extra, where the system has it: unacknowledged bytes end the connection. `watched` needs it nowhere.
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, user_timeout, int(DEAD_AFTER_S * 1000))
 
 
 class ProxySocket:

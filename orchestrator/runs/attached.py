@@ -55,13 +55,18 @@ class AttachedRun:
         try:
             _, state = self.launcher.submit(self.run.job, self.run.files())
         except LinkError as error:
-            raise LinkError(
-                f"{error.message}; it is not known whether job {self.run.job_id} was started",
-                f"when the host answers again: `orch runs attach {self.run.job_id}` settles it",
-                **error.details,
-            ) from error
+            raise self._unsettled(error, "was started", "attach") from error
         self.run.saw(state.state, state)
         return state
+
+    def _unsettled(self, error: LinkError, what: str, verb: str) -> LinkError:
+        """Returns the error for a request whose answer was lost: what is not known, and the command that tells."""
+        job_id = self.run.job_id
+        return LinkError(
+            f"{error.message}; it is not known whether job {job_id} {what}",
+            f"when the host answers again: `orch runs {verb} {job_id}` settles it",
+            **error.details,
+        )
 
     def look(self, cursor: Cursor = START) -> Observation:
         """Looks at the job once and notes what was seen."""
@@ -99,25 +104,49 @@ class AttachedRun:
         return follow(self.look, cursor)
 
     def pull(self) -> Pulled:
-        """Brings the results home; see `pull`."""
-        job_dir = self.launcher.job_dir(self.run.job_id)
-        return pull(
-            self.run,
-            lambda have: self.launcher.send(self.handle, have),
-            host=self.handle.host,
-            job_dir=job_dir,
-        )
+        """Brings the results home; see `pull`.
+
+        Raises:
+            LinkError: the link broke; the files that had come whole are kept, and pulling again gets the others.
+        """
+        job_id = self.run.job_id
+        try:
+            return pull(
+                self.run,
+                lambda have: self.launcher.send(self.handle, have),
+                host=self.handle.host,
+                job_dir=self.launcher.job_dir(job_id),
+            )
+        except LinkError as error:
+            raise LinkError(
+                f"{error.message}; not all results of {job_id} are here",
+                f"when the host answers again: `orch runs pull {job_id}` gets what is missing",
+                **error.details,
+            ) from error
 
     def cancel(self, grace: float) -> Cancelled:
-        """Ends the job, with proof."""
-        done = self.launcher.cancel(self.handle, grace=grace)
+        """Ends the job, with proof.
+
+        Raises:
+            LinkError: not known whether it was ended; cancelling again is safe and tells.
+        """
+        try:
+            done = self.launcher.cancel(self.handle, grace=grace)
+        except LinkError as error:
+            raise self._unsettled(error, "was ended", "cancel") from error
         self.run.saw(done.state.state, done.state)
         return done
 
     def resume(self) -> State:
-        """Starts the job again; rows that are there stay. A job.json that is broken there is sent again."""
+        """Starts the job again; rows that are there stay. A job.json that is broken there is sent again.
+
+        Raises:
+            LinkError: not known whether it was started again; attaching tells.
+        """
         try:
             state = self.launcher.resume(self.handle)
+        except LinkError as error:
+            raise self._unsettled(error, "was started again", "attach") from error
         except HostFailedError as error:
             if error.details.get("reason") != "job":
                 raise

@@ -1,4 +1,4 @@
-"""A client as a process: submits a recorded run, then follows and pulls or ends it, and says what it begins."""
+"""A client as a process: submits a recorded run, follows it and ends it, and says what it begins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestrator.runs import RunStore
 from orchestrator.runs.attached import AttachedRun
 
 
-def main(root: Path, job_id: str, entry: HostEntry, steps: Path, aim: str) -> None:
-    """Does what `orch eval` does from the submit on; with `cancel` for an aim it ends the job once it has rows."""
+def main(root: Path, job_id: str, entry: HostEntry, steps: Path) -> None:
+    """Does what `orch eval --detach` does from the submit on, then `orch runs cancel` once there are rows."""
 
     def begin(step: str) -> None:
         with steps.open("a") as stream:
@@ -25,24 +25,13 @@ def main(root: Path, job_id: str, entry: HostEntry, steps: Path, aim: str) -> No
     begin("launch")
     attached.submit()
     begin("follow")
-    rows = 0
     for seen in attached.follow():
-        rows += seen.new_rows if isinstance(seen, Observation) else 0
-        if rows and aim == "cancel":
+        if isinstance(seen, Observation) and seen.new_rows:
             begin("cancel")
             attached.cancel(1.0)
             break
-    else:
-        begin("pull")
-        attached.pull()
     begin("over")
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        sys.argv[2],
-        HostEntry(**json.loads(sys.argv[3])),
-        Path(sys.argv[4]),
-        sys.argv[5],
-    )
+    main(Path(sys.argv[1]), sys.argv[2], HostEntry(**json.loads(sys.argv[3])), Path(sys.argv[4]))

@@ -1,7 +1,7 @@
-"""The faults of a host and of a client, each as something that strikes at a random moment of a chosen phase.
+"""The faults of a host, each as something that strikes at a random moment of a chosen phase; `trips` has those of the way to it.
 
-A further kind (of the link, say) is a further `Fault`: its own `world`, `strike`, the phases at which it strikes and
-the verdicts that it may cause; `play` and `judge` take it as they take these.
+A further kind is a further `Fault`: its own `world`, `strike`, the phases at which it strikes and the verdicts that it
+may cause; `play` and `judge` take it as they take these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.real import RealWorld
 from tests.faults.world import Case, World
 
 __all__ = ["CANCEL", "FAULTS", "ClientProcess", "Fault", "has_rows"]
@@ -32,21 +31,19 @@ class Fault:
 
     `strike` does it and returns whether it did. `verdicts` are those, other than `done`, at which it may leave the
     struck job, each with a text that the reason must then contain; `bystanders`: the other job may be left so as well.
-    It strikes once the job is in the phase and `ready` says so. `before` is called before anything is submitted, `after` once the fault is over (the host is mended). With
-    `by_process` the struck job's client is a process of its own, whose pid `strike` gets. `most` limits how often it is
-    let loose.
+    It strikes once the job is in the phase and `ready` says so. `before` is called before anything is submitted, `after`
+    once the fault is over (the host is mended). `most` limits how often it is let loose.
     """
 
     name: str
     phases: tuple[str, ...]
-    strike: Callable[[World, list[Case], random.Random, int], bool]
+    strike: Callable[[World, list[Case], random.Random], bool]
     verdicts: Mapping[str, str] = field(default_factory=dict)
     bystanders: bool = False
     world: Callable[[Path], World] = World
     ready: Callable[[World, Case], bool] = lambda _world, _case: True
     before: Callable[[World], None] = lambda _: None
     after: Callable[[World, random.Random], None] = lambda _world, _rng: None
-    by_process: bool = False
     most: int | None = None
 
 
@@ -72,19 +69,25 @@ def _has_worker(world: World, case: Case) -> bool:
     return world.worker(case) is not None
 
 
-def _supervisor(world: World, cases: list[Case], _rng: random.Random, _client: int) -> bool:
+def _real(root: Path) -> World:
+    from tests.faults.real import RealWorld  # torch, which only these scenarios need
+
+    return RealWorld(root)
+
+
+def _supervisor(world: World, cases: list[Case], _rng: random.Random) -> bool:
     return _kill(world.supervisor(cases[0]))
 
 
-def _worker(world: World, cases: list[Case], _rng: random.Random, _client: int) -> bool:
+def _worker(world: World, cases: list[Case], _rng: random.Random) -> bool:
     return _kill(world.worker(cases[0]))
 
 
-def _reboot(world: World, cases: list[Case], _rng: random.Random, _client: int) -> bool:
+def _reboot(world: World, cases: list[Case], _rng: random.Random) -> bool:
     return world.reboot(cases) > 0
 
 
-def _fill(world: World, _cases: list[Case], _rng: random.Random, _client: int) -> bool:
+def _fill(world: World, _cases: list[Case], _rng: random.Random) -> bool:
     world.fill_disk()
     return True
 
@@ -94,15 +97,11 @@ def _mend_disk(world: World, rng: random.Random) -> None:
     world.free_disk()
 
 
-def _jump(world: World, _cases: list[Case], rng: random.Random, _client: int) -> bool:
+def _jump(world: World, _cases: list[Case], rng: random.Random) -> bool:
     for _ in range(rng.randint(1, 4)):
         world.jump_clock(rng.choice((-1, 1)) * rng.choice((90, 7200, 86400 * 400)))
         time.sleep(rng.uniform(0.1, 0.5))
     return True
-
-
-def _client(_world: World, _cases: list[Case], _rng: random.Random, client: int) -> bool:
-    return _kill(client)
 
 
 CANCEL = "cancel"
@@ -143,7 +142,7 @@ FAULTS = {
                 ("run",),
                 strike,
                 verdicts,
-                world=RealWorld,
+                world=_real,
                 ready=ready,
                 most=1,
             )
@@ -153,19 +152,18 @@ FAULTS = {
                 ("host rebooted", _reboot, {"lost": ""}, has_rows),
             )
         ),
-        Fault("client killed", ("launch", "follow", CANCEL, "pull"), _client, by_process=True),
     )
 }
 
 
 class ClientProcess:
-    """A client that submits, follows and pulls one job, or ends it, as a process that can be killed."""
+    """A client that submits a job and ends it once it has rows, as a process of its own."""
 
-    def __init__(self, world: World, case: Case, aim: str) -> None:
+    def __init__(self, world: World, case: Case) -> None:
         self._steps = world.root / "client.steps"
         self._steps.touch()
         desk = world.desk
-        words = [str(desk.root), case.job_id, json.dumps(desk.entry.plain()), str(self._steps), aim]
+        words = [str(desk.root), case.job_id, json.dumps(desk.entry.plain()), str(self._steps)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.client", *words],
             cwd=_REPO,
@@ -174,7 +172,6 @@ class ClientProcess:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.pid = self._process.pid
         threading.Thread(target=self._process.wait, daemon=True).start()
 
     def phase(self) -> str:

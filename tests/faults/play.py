@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import OrchError, ResultsError
@@ -20,31 +19,15 @@ from remote_payload import durable, protocol
 from remote_payload.supervise import processes
 from remote_payload.supervise.lockdir import LockDir
 from tests.faults.faults import CANCEL, ClientProcess, Fault
+from tests.faults.report import Report
 from tests.faults.world import Case, World
 
-__all__ = ["Report", "play"]
+__all__ = ["play"]
 
 _PATIENCE_S = 90.0
 _REFUSALS = 20
-_WITHIN_S = {"launch": 0.2, "end": 0.2, "follow": 1.0, "pull": 0.25}
+_WITHIN_S = {"launch": 0.2, "end": 0.2}
 """How long after a phase began a fault may strike, in seconds; else 0.3."""
-
-
-@dataclass
-class Report:
-    """What one scenario came to. `phase` is where the fault hit; empty if it came too late to count."""
-
-    fault: str
-    index: int
-    phase: str = ""
-    lost_results: list[str] = field(default_factory=list)
-    orphans: list[str] = field(default_factory=list)
-    wrong_verdicts: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        return not (self.lost_results or self.orphans or self.wrong_verdicts)
 
 
 def play(fault: Fault, seed: int, index: int, phase: str | None = None) -> Report:
@@ -70,8 +53,8 @@ def _scenario(world: World, fault: Fault, wanted: str, rng: random.Random, repor
     striker = threading.Thread(target=lambda: None)
     for case in order:
         if case is struck:
-            if fault.by_process or wanted == CANCEL:
-                client = ClientProcess(world, case, wanted)
+            if wanted == CANCEL:
+                client = ClientProcess(world, case)
             striker = _Striker(world, fault, wanted, cases, client, rng, report)
             striker.start()
         if case is not struck or client is None:
@@ -117,10 +100,8 @@ class _Striker(threading.Thread):
         self._moment = rng.uniform(0.0, _WITHIN_S.get(wanted, 0.3) * world.pace)
 
     def _phase(self) -> str:
-        """Where the struck job is: for a client that is killed, or that cancels, the step that the client is at."""
-        if self._client and (self._fault.by_process or self._wanted == CANCEL):
-            return self._client.phase()
-        return self._world.phase(self._cases[0])
+        """Where the struck job is: for a client that cancels, the step that the client is at."""
+        return self._client.phase() if self._client else self._world.phase(self._cases[0])
 
     def run(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S * self._world.pace
@@ -132,8 +113,7 @@ class _Striker(threading.Thread):
         for case in self._cases:
             case.kept = self._world.rows(case)
         at = self._phase()
-        pid = self._client.pid if self._client else 0
-        if at != "over" and self._fault.strike(self._world, self._cases, self._rng, pid):
+        if at != "over" and self._fault.strike(self._world, self._cases, self._rng):
             self._report.phase = at
 
 

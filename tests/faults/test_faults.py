@@ -8,35 +8,58 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
+from tests.faults.errand import run_errand
 from tests.faults.faults import FAULTS, has_rows
-from tests.faults.play import Report, play
+from tests.faults.play import play
+from tests.faults.report import Report
+from tests.faults.requests import PHASES
+from tests.faults.site import opened_site
 from tests.faults.table import document, rows
+from tests.faults.trips import TRIPS
+from tests.orchestrator.ssh_servers import SSHD
 from tests.payload import fake_tree
 
-TIMES, SEED = 2, 6
+SEED = 6
+needs_root = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("cc") or SSHD is None,
+    reason="mounts, network namespaces and a clock that jumps need root on Linux, a C compiler and sshd",
+)
 
 
+@needs_root
 @pytest.mark.serial
 @pytest.mark.slow
-def test_nothing_is_lost_whatever_strikes(record_property: Callable[[str, object], None]) -> None:
-    if not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("cc"):
-        pytest.skip(
-            "filling a disk, another boot id and a clock that jumps need root on Linux and a C compiler"
-        )
-    argv = [sys.executable, "-m", "tests.faults", f"--times={TIMES}", f"--seed={SEED}", "--json"]
+@pytest.mark.parametrize(("kinds", "times"), [(FAULTS, 2), (TRIPS, 1)], ids=["of a host", "on the way"])
+def test_nothing_is_lost_whatever_strikes(kinds: Mapping[str, Any], times: int) -> None:
+    words = [
+        f"--times={times}",
+        f"--seed={SEED}",
+        "--json",
+        "--jobs=4",
+        *(f"--fault={name}" for name in kinds),
+    ]
+    argv = [sys.executable, "-m", "tests.faults", *words]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    table = {row.fault: row for row in rows(Report(**record) for record in json.loads(done.stdout))}
-    assert set(table) == set(FAULTS)
+    reports = [Report(**record) for record in json.loads(done.stdout)]
+    table = {row.fault: row for row in rows(reports)}
+    assert set(table) == set(kinds)
     for row in table.values():
-        assert row.times >= (FAULTS[row.fault].most or TIMES), row
         assert (row.lost_results, row.orphans, row.wrong_verdicts) == (0, 0, 0), row
+    for name, kind in kinds.items():
+        struck = Counter(report.phase for report in reports if report.fault == name and report.phase)
+        if name in TRIPS:
+            assert min(struck[phase] for phase in PHASES) >= times, struck
+        else:
+            assert sum(struck.values()) >= (kind.most or times), struck
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, before: str, after: str) -> None:
@@ -93,6 +116,59 @@ def test_the_judge_sees(
     ready = has_rows if sees == "lost_results" else FAULTS[fault].ready
     strike = dataclasses.replace(FAULTS[fault], ready=ready)
     assert any(getattr(play(strike, SEED, index, "run"), sees) for index in range(8))
+
+
+@pytest.fixture(scope="session")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the program, to make faults in."""
+    folder = tmp_path_factory.mktemp("code")
+    for name in ("orchestrator", "remote_payload"):
+        shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@needs_root
+@pytest.mark.serial
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trip", "phase", "index", "name", "changes", "sees"),
+    [
+        (
+            "client killed",
+            "pull",
+            0,
+            "runs/pull.py",
+            {
+                'folder / f".{name}.pull"': "folder / name",
+                "    finally:\n        temporary.unlink(missing_ok=True)\n": "    finally:\n        pass\n",
+            },
+            "lost_results",
+        ),
+        (
+            "link cut",
+            "launch",
+            1,
+            "runs/attached.py",
+            {"`orch runs {verb} {job_id}` settles it": ""},
+            "wrong_verdicts",
+        ),
+    ],
+    ids=["results under their names too early", "no next command"],
+)
+def test_the_judge_of_a_way_sees(
+    code: Path, trip: str, phase: str, index: int, name: str, changes: dict[str, str], sees: str
+) -> None:
+    path = code / "orchestrator" / name
+    sound = path.read_text()
+    for before, after in changes.items():
+        assert path.read_text().count(before) == 1
+        path.write_text(path.read_text().replace(before, after))
+    try:
+        with opened_site(code) as site:
+            played = (run_errand(TRIPS[trip], site, SEED + n, phase, index) for n in range(8))
+            assert any(getattr(report, sees) for report in played)
+    finally:
+        path.write_text(sound)
 
 
 def test_the_page_has_a_line_for_each_fault_and_says_when_it_hit() -> None:

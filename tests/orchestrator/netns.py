@@ -27,10 +27,10 @@ __all__ = ["Lab", "Wire", "lab"]
 
 
 class Wire:
-    """A wire that is up."""
+    """A wire that is up. `interface` is what both of its ends are called, `pid` the process that carries it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], interface: str) -> None:
+        self._process, self.interface, self.pid = process, interface, process.pid
 
     def cut(self) -> None:
         """From now on nothing passes, and nobody is told."""
@@ -63,8 +63,8 @@ class Lab:
         subprocess.run(["ip", "-n", space, "link", "set", "lo", "up"], check=True)
         self._known.add(name)
 
-    def wire(self, a: str, b: str, delay_ms: float = 0) -> Wire:
-        """Joins two namespaces."""
+    def wire(self, a: str, b: str, delay_ms: float = 0, mbit: float = 0) -> Wire:
+        """Joins two namespaces; `mbit` (0: no limit) is how much passes in a second, each way."""
         for name in (a, b):
             if name not in self._known:
                 self.add(name)
@@ -80,6 +80,7 @@ class Lab:
                 self.namespace(b),
                 f"{ends[1]}/24",
                 str(delay_ms),
+                str(mbit),
             ],
             stdout=subprocess.PIPE,
         )
@@ -89,7 +90,7 @@ class Lab:
         self._stack.callback(process.stdout.close)
         assert process.stdout.readline() == b"up\n"
         self._addresses[a, b], self._addresses[b, a] = ends[1], ends[0]
-        return Wire(process)
+        return Wire(process, f"wire{number}")
 
     def serve(self, name: str, seen_from: str = "desk", settings: str = "") -> Endpoint:
         """Starts sshd in a namespace and returns the way to it from another one that a wire leads to."""

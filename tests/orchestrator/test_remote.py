@@ -30,6 +30,7 @@ SCRIPTS = sorted(remote._SCRIPTS.glob("*.py"))
 LIBRARIES = {
     "prelude",
     "files",
+    "incoming",
     "tree",
     "tree_state",
     "releases",
@@ -313,3 +314,24 @@ def test_a_stream_yields_bytes_and_says_why_it_failed(host: WatchedHost, script:
     assert b"".join(remote.stream(host, "probe", {"fail": False}, python=sys.executable)) == b"\x00\xff" * 3
     with pytest.raises(CheckpointRejectedError, match=r"^ct129: it moved \(/there\)$"):
         list(remote.stream(host, "probe", {"fail": True}, python=sys.executable))
+
+
+def test_a_sender_that_fell_silent_is_given_up_and_nothing_half_done_is_left(
+    script: Path, tmp_path: Path
+) -> None:
+    limits = script.with_name("incoming.py")
+    limits.write_text(limits.read_text().replace("SILENT_SECONDS = 90", "SILENT_SECONDS = 1"))
+    files = {"remote_payload/a.bin": {"size": 1000, "sha256": "0" * 64, "mode": 0o644}}
+    release = durable.tree_hash([("remote_payload/a.bin", 1000, "0" * 64)])
+    workdir = tmp_path / "orch"
+    args = {"workdir": str(workdir), "release": release, "files": files, "env": {}, "limit": 9, "keep": 5}
+    with subprocess.Popen(
+        remote.script_argv("release_install", sys.executable), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(args).encode() + b"\n" + b"half a header")
+        process.stdin.flush()  # and then nothing, with the pipe open
+        answer = json.loads(process.stdout.read().splitlines()[-1])
+    assert (answer["error"]["kind"], answer["error"]["message"]) == ("cut", "nothing came for 1 s")
+    assert [path.name for path in (workdir / "releases").iterdir()] == []

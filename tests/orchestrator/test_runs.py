@@ -107,6 +107,27 @@ def test_a_submit_over_a_breaking_link_says_how_to_settle_it(desk: Desk) -> None
     assert attached.settle().verdict in ("queued", "running", "done")
 
 
+@pytest.mark.parametrize(
+    ("verb", "what", "settles"),
+    [
+        ("cancel", "not known whether job a was ended", "orch runs cancel a"),
+        ("resume", "not known whether job a was started again", "orch runs attach a"),
+        ("pull", "not all results of a are here", "orch runs pull a"),
+    ],
+)
+def test_what_a_broken_link_leaves_open_is_said_with_the_command_that_settles_it(
+    desk: Desk, verb: str, what: str, settles: str
+) -> None:
+    attached = desk.recorded("a", "fail=no", "rows=1") if verb == "resume" else desk.recorded("a", "rows=1")
+    attached.submit()
+    desk.until("a", "failed", "done")
+    desk.host.cut_after = desk.host.cut_streams = 1
+    action = {"cancel": lambda: attached.cancel(0.0), "resume": attached.resume, "pull": attached.pull}[verb]
+    with pytest.raises(LinkError, match=what) as caught:
+        action()
+    assert f"`{settles}`" in caught.value.hint
+
+
 # --------------------------------------------------------------------------- following
 
 
@@ -164,7 +185,7 @@ def test_looks_come_less_often_while_nothing_happens_and_at_once_while_there_is_
 
 
 def test_following_sees_every_event_and_byte_once_over_a_cut_link(desk: Desk) -> None:
-    attached = desk.recorded("a", "rows=4", "pause=0.15", "print=ünï")
+    attached = desk.recorded("a", "rows=4", "pause=0.5", "print=ünï")
     attached.submit()
     events, log, away = [], b"", 0
     for number, update in enumerate(attached.follow()):

@@ -35,7 +35,6 @@ DEAD_AFTER = 1.5
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "DEAD_AFTER_S", DEAD_AFTER)
     monkeypatch.setattr(watched, "KEEPALIVE_S", 0.5)
-    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
 """A wire between two network namespaces: what goes in at one end comes out at the other, later or never.
 
-    python wire.py NAME NAMESPACE_A ADDRESS_A NAMESPACE_B ADDRESS_B DELAY_MS
+    python wire.py NAME NAMESPACE_A ADDRESS_A NAMESPACE_B ADDRESS_B DELAY_MS [MBIT]
 
-Linux, root. Addresses have a prefix length; the delay is one way. Prints `up` when it stands. SIGUSR1 cuts it (both
-ways, silently: no reset, no unreachable), SIGUSR2 heals it. The kernel's own delay queue (netem) is not everywhere.
+Linux, root. Addresses have a prefix length; the delay is one way, the rate (none: as fast as it goes) is each way's.
+Prints `up` when it stands. SIGUSR1 cuts it (both ways, silently: no reset, no unreachable), SIGUSR2 heals it. The
+kernel's own delay queue (netem) is not everywhere.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import time
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_HEADER = 0x1001
+_QUEUE_S = 0.3
+"""What waits longer than this for its turn on a slow wire is lost."""
 
 
 def enter(namespace: str) -> None:
@@ -46,8 +49,9 @@ def make_end(name: str, namespace: str, address: str) -> int:
     return end
 
 
-def carry(ends: list[int], delay: float, cut: list[bool]) -> None:
-    """Passes packets from end to end for ever."""
+def carry(ends: list[int], delay: float, cut: list[bool], rate: float = 0.0) -> None:
+    """Passes packets from end to end for ever, `rate` bytes a second each way (0: no limit)."""
+    free = dict.fromkeys(ends, 0.0)
     order = itertools.count()
     waiting: list[tuple[float, int, int, bytes]] = []
     while True:
@@ -55,9 +59,11 @@ def carry(ends: list[int], delay: float, cut: list[bool]) -> None:
         ready, _, _ = select.select(ends, [], [], pause)
         for end in ready:
             packet = os.read(end, 65536)
-            if not cut[0]:
-                other = ends[1 - ends.index(end)]
-                heapq.heappush(waiting, (time.monotonic() + delay, next(order), other, packet))
+            now = time.monotonic()
+            if cut[0] or free[end] - now > _QUEUE_S:
+                continue
+            free[end] = max(now, free[end]) + (len(packet) / rate if rate else 0.0)
+            heapq.heappush(waiting, (free[end] + delay, next(order), ends[1 - ends.index(end)], packet))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, other, packet = heapq.heappop(waiting)
             try:
@@ -66,14 +72,14 @@ def carry(ends: list[int], delay: float, cut: list[bool]) -> None:
                 continue
 
 
-def main(name: str, a: str, address_a: str, b: str, address_b: str, delay_ms: str) -> None:
+def main(name: str, a: str, address_a: str, b: str, address_b: str, delay_ms: str, mbit: str = "0") -> None:
     ends = [make_end(name, a, address_a), make_end(name, b, address_b)]
     cut = [False]
     signal.signal(signal.SIGUSR1, lambda *_: cut.__setitem__(0, True))
     signal.signal(signal.SIGUSR2, lambda *_: cut.__setitem__(0, False))
     sys.stdout.write("up\n")
     sys.stdout.flush()
-    carry(ends, float(delay_ms) / 1000, cut)
+    carry(ends, float(delay_ms) / 1000, cut, float(mbit) * 125_000)
 
 
 if __name__ == "__main__":

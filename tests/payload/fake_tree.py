@@ -9,11 +9,19 @@ from typing import Any
 import remote_payload
 from remote_payload import durable, protocol
 
-MAIN = """import sys
+MAIN = """import json
+import sys
+
+
+def selfcheck(_):
+    print(json.dumps({"schema": "orch/selfcheck/1", "ok": True, "versions": {"python": sys.version.split()[0]}}))
+
 
 if __name__ == "__main__":
     command, *rest = sys.argv[1:]
-    if command == "supervise":
+    if command == "selfcheck":
+        main = selfcheck
+    elif command == "supervise":
         from remote_payload.supervise import main
     else:
         from remote_payload.fake_worker import main

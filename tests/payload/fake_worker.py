@@ -1,4 +1,5 @@
-"""A worker of the standard library for tests of the supervisor: what it does is said by the job's tags.
+"""A worker of the standard library for tests of the supervisor: what it does is said by the job's tags, and by
+those in $ORCH_TEST_TAGS (blanks between them), for jobs that `orch eval` made.
 
 `rows=N` `pause=S` write N rows, S seconds apart, skipping those that are there; `print=TEXT`; `deaf` ignores
 TERM; `fork` starts a grandchild in a session of its own that ignores TERM; `fail=TEXT` raises; `reject=TEXT`
@@ -27,7 +28,8 @@ def main(argv: list[str]) -> int:
     """Runs the job of `--job DIR`."""
     folder = Path(argv[argv.index("--job") + 1])
     job = protocol.Job.from_json(durable.read_json(folder / "job.json"))
-    wanted = dict(tag.partition("=")[::2] for tag in job.tags)
+    tags = [*job.tags, *os.environ.get("ORCH_TEST_TAGS", "").split()]
+    wanted = dict(tag.partition("=")[::2] for tag in tags)
     (folder / "worker.pid").write_text(str(os.getpid()), encoding="ascii")
     began = time.time()
     if "deaf" in wanted:
@@ -80,6 +82,6 @@ def _rows(folder: Path, total: int, pause: float, fat: bool, hang: int | None) -
         if index == hang:
             _hang(folder)
         time.sleep(pause)
-        row = {"row": index, "pid": os.getpid(), **({"text": "x" * 100_000} if fat else {})}
+        row = {"row": index, "pid": os.getpid(), **({"text": os.urandom(50_000).hex()} if fat else {})}
         durable.append_lines(rows, [row])
         durable.append_lines(events, [protocol.Event("drafts", "d", index + 1, total).to_json()])

@@ -1,4 +1,4 @@
-# needs tree_state
+# needs tree_state incoming
 """Content-addressed folders on a host: receive, verify, stamp, rename into place, tidy up.
 
 What always holds: a folder under its final name is complete and was verified file by file; a folder that is
@@ -138,7 +138,7 @@ def receive(folder, files, kind):
         raise HostError(kind, f"the manifest names a path outside its folder: {unsafe[0]!r}", unsafe[0])
     missing = set(files)
     try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*", bufsize=PIECE) as archive:
+        with tarfile.open(fileobj=Incoming(), mode="r|*", bufsize=PIECE) as archive:
             for member in archive:
                 if (
                     member.name not in missing
