@@ -31,7 +31,7 @@ __all__ = ["NoSessionError", "Session", "begin_session", "users_session"]
 # Holds an ssh program for as long as somebody holds our stdin, and takes its folder ($0) away after it: it does not
 # outlive whoever started it, however that ended.
 _HOLD = (
-    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read _ <&3; kill $ssh; rm -rf "$0"; } 2>/dev/null & '
+    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & '
     "wait $ssh; code=$?; kill $! 2>/dev/null; exit $code"
 )
 _LOOK_S = 0.25
