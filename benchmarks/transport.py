@@ -2,7 +2,8 @@
 
 A real sshd in a network namespace of its own, reached over a wire without and with 50 ms of round-trip delay. Whole
 processes are timed, in turn, many times; the figures are ratios of medians. Root on Linux.
-At the end many hosts at once (`benchmarks.fleet`). Usage: `python -m benchmarks.transport [RUNS]`. The last line printed is one line of JSON.
+At the end many hosts at once (`benchmarks.fleet`), and checkpoints against rsync (`benchmarks.bulk`).
+Usage: `python -m benchmarks.transport [RUNS [MIB]]`. The last line printed is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fleet
+from benchmarks import bulk, fleet
 from tests.orchestrator.netns import Lab, lab
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = 9
 CHANGED_RUNS = 3
+BULK_RUNS = 3
+BULK_MIB = 1024
 DELAYS = {"": 0.0, "_50ms": 25.0}  # one way
 
 
@@ -145,9 +148,10 @@ def main() -> None:
             if not suffix:
                 found, ratios["changed_push_vs_parts"] = changed(bench, CHANGED_RUNS)
                 medians |= found
-    found_ratios, found = fleet.measure()
-    ratios |= found_ratios
-    medians |= found
+    mib = int(sys.argv[2]) if len(sys.argv) > 2 else BULK_MIB
+    for found_ratios, found in (fleet.measure(), bulk.run(mib, BULK_RUNS)):
+        ratios |= found_ratios
+        medians |= found
     for key, value in medians.items():
         print(f"{key:<24} {value * 1000:8.0f} ms")
     for key, value in ratios.items():

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, OrchError
+from orchestrator.errors import CheckpointRejectedError
 from orchestrator.hosts import remote
+from orchestrator.hosts.introduce import may_lend_agent
 from orchestrator.hosts.local import LocalHost
-from orchestrator.text import human_bytes
+from orchestrator.transfer import (
+    Delivery,
+    Direct,
+    File,
+    Parcel,
+    Place,
+    Progress,
+    Site,
+    SourceError,
+    deliver,
+    need_room,
+    plan,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestrator.checkpoints.look import Checkpoint
     from orchestrator.checkpoints.references import CheckpointRef
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry
 
-__all__ = ["Progress", "stage", "stage_current"]
+__all__ = ["Progress", "fetch", "stage", "stage_current"]
 
-Progress = Callable[[int, int], None]
+STORE = "checkpoints"
+"""The folder of a host's work folder in which checkpoints are kept, each under its hash."""
 
-_SILENCE_S = 60.0
-_SLOWEST = 256 * 1024  # bytes a second: a transfer that is slower than this is taken for hung
-_MARGIN = 32 << 20
+_REMEDY = "set another `workdir:` in the inventory"
+_SLOWEST = 256 * 1024  # bytes a second: a copy that is slower than this is taken for hung
 
 
 def stage(
@@ -33,6 +49,8 @@ def stage(
     destination: Host,
     entry: HostEntry,
     progress: Progress | None = None,
+    *,
+    report: Callable[[str], None] | None = None,
 ) -> str:
     """Makes a checkpoint exist in a host's store and returns its folder there.
 
@@ -42,37 +60,96 @@ def stage(
         source_python: the interpreter there.
         destination: the way to the host that needs it.
         entry: that host in the inventory.
-        progress: told (bytes sent, bytes in all) as they pass; not called when nothing is sent.
+        progress: told (bytes there, bytes in all) as they pass; not called when nothing is sent.
+        report: told, in a sentence, what became of the direct way if it could not be taken.
 
     Raises:
         HostFailedError: no room, no permission.
         CheckpointRejectedError: the files changed since they were looked at (`changed` in its details); of a
             training state that could not be read, too.
-        LinkError: a link broke; nothing half-done is left, and the same call can be made again.
+        LinkError: a link broke; what arrived is kept, and the same call goes on from there.
     """
+    if checkpoint.host == entry.name:
+        return _copy_there(checkpoint, destination, entry)
+    try:
+        return deliver(
+            _parcel(checkpoint),
+            Site(source if source is not None else LocalHost(), source_python),
+            Site(destination, entry.python),
+            Place(entry.workdir, STORE),
+            remedy=_REMEDY,
+            direct=None if source is None else Direct(entry.one_off_key, may_lend_agent(source)),
+            progress=progress,
+            report=report,
+        ).path
+    except SourceError as error:
+        raise _changed(checkpoint, error) from error
+
+
+def fetch(
+    checkpoint: Checkpoint,
+    source: Host | None,
+    source_python: str,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Delivery:
+    """Makes a checkpoint exist in a folder of this machine, as plain files that are the user's to change.
+
+    Args:
+        checkpoint: as `inspect` found it.
+        source: the way to the host it lies on; None for this machine.
+        source_python: the interpreter there.
+        folder: where it is to be: a new folder, an empty one, or one that holds just this already.
+        progress: told (bytes there, bytes in all) as they pass; not called when nothing is sent.
+
+    Raises:
+        HostFailedError: no room, no permission, something else is in the folder.
+        CheckpointRejectedError, LinkError: as `stage` does.
+    """
+    try:
+        return deliver(
+            _parcel(checkpoint, folder.name),
+            Site(source if source is not None else LocalHost(), source_python),
+            Site(LocalHost(), sys.executable),
+            Place(str(folder.parent), plain=True),
+            remedy="name a folder on another disk",
+            progress=progress,
+        )
+    except SourceError as error:
+        raise _changed(checkpoint, error) from error
+
+
+def _copy_there(checkpoint: Checkpoint, host: Host, entry: HostEntry) -> str:
+    """Stages a checkpoint on the host that it lies on."""
+    parcel = _parcel(checkpoint)
+    need = plan(parcel, Site(host, entry.python), Place(entry.workdir, STORE))
+    if need.there:
+        return need.path
+    need_room(parcel, need, entry.name, _REMEDY)
     args: dict[str, Any] = {"workdir": entry.workdir, "hash": checkpoint.hash}
-    seen = remote.call(destination, "checkpoint_have", args, python=entry.python)
-    if seen["there"]:
-        return str(seen["path"])
-    _need_room(checkpoint, entry.name, seen["disk"])
     args["files"] = {
         file.name: {"size": file.size, "sha256": file.sha256, "origin": dict(file.origin)}
         for file in checkpoint.files
     }
     limit = 300 + checkpoint.size / _SLOWEST
-    if checkpoint.host == entry.name:
-        args["local"] = True
-        done = remote.call(destination, "checkpoint_receive", args, python=entry.python, timeout=limit)
-        return str(done["path"])
-    sender = _Sender(checkpoint, source if source is not None else LocalHost(), source_python, progress)
-    try:
-        done = remote.call(
-            destination, "checkpoint_receive", args, python=entry.python, stdin=sender.pieces(), timeout=limit
-        )
-    except OrchError:
-        sender.raise_own()
-        raise
+    done = remote.call(host, "checkpoint_copy", args, python=entry.python, timeout=limit)
     return str(done["path"])
+
+
+def _parcel(checkpoint: Checkpoint, name: str = "") -> Parcel:
+    files = {file.name: File(file.size, file.sha256, file.origin) for file in checkpoint.files}
+    return Parcel(name or checkpoint.hash, checkpoint.label, files)
+
+
+def _changed(checkpoint: Checkpoint, error: SourceError) -> CheckpointRejectedError:
+    """Says of a source that failed what it means for a checkpoint: most likely training writes it still."""
+    return CheckpointRejectedError(
+        f"{checkpoint.ref.where} did not come as it was looked at: {error.message}",
+        "it changed while it was sent: wait until it is finished, then run this again",
+        host=checkpoint.host,
+        path=checkpoint.path,
+        changed=True,
+    )
 
 
 def stage_current(
@@ -105,53 +182,3 @@ def stage_current(
     if again.path == checkpoint.path:
         again = replace(again, label=checkpoint.label)
     return again, send(again)
-
-
-def _need_room(checkpoint: Checkpoint, name: str, disk: Mapping[str, Any]) -> None:
-    needed = checkpoint.size + max(_MARGIN, checkpoint.size // 50)
-    if disk["free"] < needed:
-        raise HostFailedError(
-            f"{name}: {checkpoint.label} needs {human_bytes(needed)} at {disk['path']}, where "
-            f"{human_bytes(disk['free'])} of {human_bytes(disk['total'])} are free",
-            f"free space on {name}, or set another `workdir:` in the inventory; nothing was sent",
-            host=name,
-            disk=dict(disk),
-        )
-
-
-class _Sender:
-    """The stream from the source, with its failure kept: the receiver only sees an early end."""
-
-    def __init__(self, checkpoint: Checkpoint, host: Host, python: str, progress: Progress | None) -> None:
-        self._checkpoint, self._host, self._python, self._progress = checkpoint, host, python, progress
-        self._failure: OrchError | None = None
-
-    def pieces(self) -> Iterator[bytes]:
-        args = {"files": [[file.name, file.size, dict(file.origin)] for file in self._checkpoint.files]}
-        sent, total = 0, self._checkpoint.size
-        try:
-            for piece in remote.stream(
-                self._host, "checkpoint_send", args, python=self._python, timeout=_SILENCE_S
-            ):
-                yield piece
-                sent += len(piece)
-                if self._progress:
-                    self._progress(
-                        min(sent, total), total
-                    )  # the archive's own headers are not the checkpoint's
-        except OrchError as error:
-            self._failure = error
-
-    def raise_own(self) -> None:
-        """Raises what went wrong at the source, if something did."""
-        where = self._checkpoint.ref.where
-        if isinstance(self._failure, LinkError):
-            raise self._failure
-        if self._failure is not None:
-            raise CheckpointRejectedError(
-                f"{where} could not be read to its end: {self._failure.message}",
-                "if training is still writing it, wait until it has finished; then run this again",
-                host=self._checkpoint.host,
-                path=self._checkpoint.path,
-                changed=True,
-            ) from self._failure

@@ -138,6 +138,7 @@ def diagnose(
 
 
 def _run(inventory: Inventory, options: EvalOptions, *, adopt: bool, as_json: bool, quiet: bool) -> None:
+    from orchestrator.cli.progress import Sending
     from orchestrator.cli.watching import say_how_to_come_back, show_outcome, watch
     from orchestrator.evaluation import Links, plan, prepare
     from orchestrator.evaluation.outcome import conclude
@@ -145,10 +146,13 @@ def _run(inventory: Inventory, options: EvalOptions, *, adopt: bool, as_json: bo
     from orchestrator.text import printable
 
     chosen = plan(inventory, options)
+
+    def report(text: str) -> None:
+        talk(printable(text), quiet=quiet)
+
     with Links(inventory) as links:
-        attached = prepare(
-            chosen, links, RunStore(inventory.folder), lambda text: talk(printable(text), quiet=quiet)
-        )
+        with Sending(quiet=quiet) as sending:
+            attached = prepare(chosen, links, RunStore(inventory.folder), report, sending)
         try:
             state = attached.submit()
             talk(f"job {attached.run.job_id} is {state.state} on {attached.run.where.host}", quiet=quiet)

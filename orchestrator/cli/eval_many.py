@@ -86,13 +86,15 @@ def evaluate_on_many(
 
 def _one(name: str, links: Any, chosen: Any, desk: _Desk) -> Outcome | None:
     """Prepares, submits and follows one host's run; None if it was only to be started."""
+    from orchestrator.cli.progress import Sending
     from orchestrator.evaluation import prepare
     from orchestrator.evaluation.outcome import conclude
     from orchestrator.launch import START, Observation
     from orchestrator.runs import RunStore
 
     store = RunStore(links.inventory.folder)
-    attached = prepare(chosen, links, store, lambda text: desk.say(name, text))
+    with Sending(quiet=desk.quiet, live=False, talk=lambda text: desk.say(name, text)) as sending:
+        attached = prepare(chosen, links, store, lambda text: desk.say(name, text), sending)
     state = attached.submit()
     desk.started[name] = attached
     desk.say(name, f"job {attached.run.job_id} is {state.state}")

@@ -214,6 +214,7 @@ def evaluate(
 def _run(
     options: EvalOptions, path: Path | None, *, detach: bool, only_look: bool, as_json: bool, quiet: bool
 ) -> None:
+    from orchestrator.cli.progress import Sending
     from orchestrator.errors import UsageError
     from orchestrator.evaluation import Links, dry_run, plan, prepare
     from orchestrator.runs import RunStore
@@ -237,7 +238,8 @@ def _run(
         if only_look:
             _show_plan(dry_run(chosen, links, report), as_json=as_json)
             return
-        attached = prepare(chosen, links, store, report)
+        with Sending(quiet=quiet) as sending:
+            attached = prepare(chosen, links, store, report, sending)
         _submit_and_follow(attached, detach=detach, as_json=as_json, quiet=quiet)
 
 

@@ -43,6 +43,7 @@ COMMANDS = (
     Entry("compare", "compare", "Compares drafters: τ with intervals, differences with p."),
     Entry("demo", "demo", "The main job, end to end, on two sandbox hosts."),
     Entry("runs", "runs", "The record of runs: list, show, follow, end, bring home."),
+    Entry("ckpt", "ckpt", "Checkpoints: send them ahead to a host, copy them to this machine."),
     Entry("hosts", "hosts", "The machines of the inventory."),
     Entry("sandbox", "sandbox", "SSH hosts on this machine, without root."),
 )

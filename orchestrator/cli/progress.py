@@ -13,19 +13,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.cli.common import stderr_console, talk
-from orchestrator.text import human_seconds
+from orchestrator.text import human_bytes, human_seconds, printable
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from remote_payload.protocol import Event
 
-__all__ = ["HostSteps", "LiveView", "PlainView", "QuietView", "View"]
+__all__ = ["HostSteps", "LiveView", "PlainView", "QuietView", "Sending", "View"]
 
 _PLAIN_EVERY_S = 10.0
 _SHOWN = 72  # of a step, on the one line that turns
 _KEPT = "trajectories"
 """The phase whose work may all have been done before: then the host reports its beginning only."""
+_BYTES = "send"
+"""The phase that is counted in bytes."""
+_WORTH_SHOWING_S = 0.5
 
 
 class View(Protocol):
@@ -57,8 +60,10 @@ class QuietView:
 class PlainView:
     """Lines: one a phase with its figure at its end, and one now and then in a long phase."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = talk
+    ) -> None:
+        self._clock, self._talk = clock, say
         self._said_at = clock()
         self._said = ""
         self._last: tuple[str, Event] | None = None
@@ -83,11 +88,11 @@ class PlainView:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said, self._said_at = line, self._clock()
-            talk(line)
+            self._talk(line)
 
     def note(self, text: str) -> None:
         """Says it."""
-        talk(text)
+        self._talk(text)
 
     def close(self) -> None:
         """Nothing is left on the screen."""
@@ -125,18 +130,78 @@ class LiveView:
 
 
 def _count(event: Event) -> str:
+    if event.phase == _BYTES:
+        return f"{100 * event.done // event.total} %  {human_bytes(event.done)} of {human_bytes(event.total)}"
     unit = "" if event.phase == "load_target" else " prompts"
     return f"{event.done}/{event.total}{unit}" if event.total > 1 else ""
 
 
 def _pace(event: Event) -> str:
-    rate = f"{event.rate:.1f}/s" if event.rate and event.total > 1 else ""
+    rate = ""
+    if event.rate and event.total > 1:
+        rate = f"{human_bytes(event.rate) if event.phase == _BYTES else format(event.rate, '.1f')}/s"
     left = f"{human_seconds(event.eta_s)} left" if event.eta_s and event.done < event.total else ""
     return "  ".join(part for part in (rate, left) if part)
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+class Sending:
+    """Checkpoints on their way, with rate and time left: told of each `(label, bytes there, bytes in all)`.
+
+    What is there within half a second is not shown; elsewhere than on a terminal a line comes now and then.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        talk: Callable[[str], None] = talk,
+    ) -> None:
+        self._talk = talk
+        self._live = sys.stderr.isatty() if live is None else live
+        self._quiet, self._clock = quiet, clock
+        self._label: str | None = None
+        self._began = (0.0, 0)
+        self._view: View | None = None
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """Shows it."""
+        from remote_payload.protocol import Event
+
+        now = self._clock()
+        if label != self._label:
+            self.close()
+            self._label, self._began = label, (now, done)
+        seconds = now - self._began[0]
+        if self._quiet or total <= 0:
+            return
+        if done >= total:  # whoever asked for it says how it ended
+            self.close()
+            return
+        if seconds < _WORTH_SHOWING_S:
+            return
+        if self._view is None:
+            self._view = LiveView() if self._live else PlainView(self._clock, self._talk)
+        rate = (done - self._began[1]) / seconds
+        left = (total - done) / rate if rate > 0 else None
+        self._view.step(f"sending {printable(label)}", Event(_BYTES, label, done, total, rate, left))
+
+    def close(self) -> None:
+        """Leaves the screen as it should be."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
 
 
 class HostSteps:

@@ -195,7 +195,13 @@ def _stage(
 
     def send(current: Checkpoint) -> str:
         return checkpoints.stage(
-            current, source, python, links.open(chosen.entry.name), chosen.entry, progress=progress
+            current,
+            source,
+            python,
+            links.open(chosen.entry.name),
+            chosen.entry,
+            progress=progress,
+            report=report,
         )
 
     look = _Looking(chosen, links, report)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from paramiko.agent import AgentRequestHandler
     from paramiko.channel import Channel
     from paramiko.transport import Transport
 
@@ -75,12 +76,15 @@ class Exec:
         BrokenLinkError, DeadlineError: from the constructor and from every method that waits.
     """
 
-    def __init__(self, transport: Transport, line: str, timeout: float) -> None:
+    def __init__(self, transport: Transport, line: str, timeout: float, *, lend_agent: bool = False) -> None:
         self._transport = transport
         self._deadline = time.monotonic() + timeout
+        self._agent: AgentRequestHandler | None = None
         with self._guarded():
             self._channel = self._open(timeout)
             self._channel.settimeout(_TICK)
+            if lend_agent:
+                self._lend_agent()
             self._start(line)
 
     def _open(self, timeout: float) -> Channel:
@@ -104,6 +108,15 @@ class Exec:
                         f"the host takes no further program on this session ({error})"
                     ) from error
                 time.sleep(_BUSY_S)
+
+    def _lend_agent(self) -> None:
+        from paramiko.agent import AgentRequestHandler
+        from paramiko.ssh_exception import SSHException
+
+        try:
+            self._agent = AgentRequestHandler(self._channel)
+        except (SSHException, OSError, EOFError) as error:
+            raise BrokenLinkError(f"the agent could not be lent ({error})") from error
 
     def _start(self, line: str) -> None:
         from paramiko.ssh_exception import SSHException
@@ -149,6 +162,8 @@ class Exec:
 
     def close(self) -> None:
         """Lets go of the program; what it does next is its own business."""
+        if self._agent is not None:
+            self._agent.close()
         with self._guarded():
             self._channel.close()
 

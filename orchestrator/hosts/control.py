@@ -31,7 +31,7 @@ __all__ = ["NoSessionError", "Session", "begin_session", "users_session"]
 # Holds an ssh program for as long as somebody holds our stdin, and takes its folder ($0) away after it: it does not
 # outlive whoever started it, however that ended.
 _HOLD = (
-    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read _ <&3; kill $ssh; rm -rf "$0"; } 2>/dev/null & '
+    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & '
     "wait $ssh; code=$?; kill $! 2>/dev/null; exit $code"
 )
 _LOOK_S = 0.25
@@ -146,8 +146,11 @@ def users_session(endpoint: Endpoint) -> Session | None:
     return session if pulse.exit_code == 0 else None
 
 
-def begin_session(endpoint: Endpoint) -> Session:
-    """Starts an ssh program that opens a session and holds it. It does not wait for it: `Session.stand` does."""
+def begin_session(endpoint: Endpoint, ciphers: str | None = None) -> Session:
+    """Starts an ssh program that opens a session and holds it. It does not wait for it: `Session.stand` does.
+
+    `ciphers` are those to ask for, in this order; None is ssh's own choice.
+    """
     program, *options = ssh_command(endpoint)
     folder = Path(tempfile.mkdtemp(prefix="orch-ssh-", dir="/tmp"))  # short: it is a socket's
     path = folder / "s"
@@ -157,6 +160,7 @@ def begin_session(endpoint: Endpoint) -> Session:
         *("-M", "-N", "-T", "-S", str(path), "-o", "ControlPersist=no"),
         *("-o", f"ServerAliveInterval={KEEPALIVE_S:.0f}"),
         *("-o", f"ServerAliveCountMax={DEAD_AFTER_S / KEEPALIVE_S - 1:.0f}"),
+        *(("-o", f"Ciphers={ciphers}") if ciphers else ()),
         *("--", destination(endpoint)),
     ]
     with (folder / "log").open("wb") as log:

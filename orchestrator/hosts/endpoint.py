@@ -35,7 +35,7 @@ class Endpoint:
     for `orch hosts trust`. `known_hosts[0]` is the file that new keys are recorded in (hashed, if so asked for).
     Keys to log in with: the files that were named (`identity_files`), the agent's, and ssh's usual files; with
     `identities_only` of the agent's only those that have such a file, with `only_identity` only those files.
-    `alias` is what a person types after `ssh`; None if ssh's configuration says nothing about this hop.
+    `forward_agent` says whether the user's agent may be lent to it; `ciphers` are those that may be used, if known. `alias` is what a person types after `ssh`; None if ssh's configuration says nothing about this hop.
     """
 
     name: str
@@ -58,6 +58,8 @@ class Endpoint:
     hash_known_hosts: bool = False
     alias: str | None = None
     control_path: str | None = None
+    forward_agent: bool = False
+    ciphers: str | None = None
 
     @property
     def where(self) -> str:
@@ -145,6 +147,8 @@ def _aliased_endpoint(
         hash_known_hosts=alias.hash_known_hosts,
         alias=typed,
         control_path=alias.control_path,
+        ciphers=alias.ciphers,
+        forward_agent=alias.forward_agent if entry.forward_agent is None else entry.forward_agent,
     )
 
 
@@ -164,6 +168,7 @@ def _sandbox_endpoint(inventory: Inventory, entry: HostEntry, gateway: Endpoint 
         connect_timeout=entry.connect_timeout,
         only_identity=True,
         sandbox=True,
+        forward_agent=bool(entry.forward_agent),
     )
 
 

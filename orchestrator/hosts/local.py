@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts.base import Completed
-from orchestrator.hosts.programs import ExpiredError, StartError, run_program, stream_program
+from orchestrator.hosts.programs import (
+    ExpiredError,
+    PipeEnd,
+    StartError,
+    pipe_program,
+    run_program,
+    stream_program,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["LocalHost"]
 
@@ -67,12 +74,25 @@ class LocalHost:
             raise HostFailedError(f"{self.name}: {_cannot_start(argv, error.error).error_text()}") from error
         except ExpiredError as error:
             raise LinkError(f"{self.name}: nothing came for {timeout:g} s", "run it again") from error
+        self._check_end(argv, done)
+
+    def _check_end(self, argv: Sequence[str], done: Completed) -> None:
         if done.exit_code != 0:
             raise HostFailedError(
                 f"{self.name}: {Path(argv[0]).name} failed (exit code {done.exit_code}): {done.error_text()}",
                 exit_code=done.exit_code,
                 stderr=done.error_text(),
             )
+
+    def pipe(self, argv: Sequence[str], *, timeout: float = 60.0) -> Generator[PipeEnd, None, None]:
+        """Runs a program and yields its stdout as one end of a pipe; it fails as `stream` does."""
+        try:
+            done = yield from pipe_program(argv, silence=timeout, cwd=self._home, env=self._environment(None))
+        except StartError as error:
+            raise HostFailedError(f"{self.name}: {_cannot_start(argv, error.error).error_text()}") from error
+        except ExpiredError as error:
+            raise LinkError(f"{self.name}: nothing came for {timeout:g} s", "run it again") from error
+        self._check_end(argv, done)
 
     def connect(self) -> None:
         """There is nothing to connect."""

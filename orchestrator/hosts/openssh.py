@@ -17,11 +17,11 @@ from orchestrator.errors import LinkError
 from orchestrator.hosts.base import Completed, command_words
 from orchestrator.hosts.control import NoSessionError, Session, begin_session, users_session
 from orchestrator.hosts.linkfault import broken_link, closed_here, connect_retry, overdue, program_failed
-from orchestrator.hosts.programs import ExpiredError, run_program, stream_program
+from orchestrator.hosts.programs import ExpiredError, PipeEnd, pipe_program, run_program, stream_program
 from orchestrator.hosts.sshwords import explain_words, is_host_key_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from orchestrator.hosts.endpoint import Endpoint
 
@@ -34,11 +34,13 @@ _REPORT = '"$@"; code=$?; printf "\\n%s %s\\n" "$0" "$code" >&2; exit $code'
 class OpensshHost:
     """A machine behind the ssh program; see `Host`. `requests` and `connections` count as `SshHost`'s do.
 
-    With `alone` it opens a session of its own, whatever the user has open.
+    With `alone` it opens a session of its own, whatever the user has open. `ciphers` is a list for a session of its
+    own, in the order of preference; None is ssh's own choice.
     """
 
-    def __init__(self, endpoint: Endpoint, *, alone: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, *, alone: bool = False, ciphers: str | None = None) -> None:
         self.endpoint = endpoint
+        self._ciphers = ciphers
         self._alone = alone
         self.requests = 0
         self.connections = 0
@@ -83,6 +85,18 @@ class OpensshHost:
         if done.exit_code != 0:
             raise program_failed(self.endpoint, argv, done.exit_code, done.stderr)
 
+    def pipe(self, argv: Sequence[str], *, timeout: float = 60.0) -> Generator[PipeEnd, None, None]:
+        """Runs a program and yields its stdout as one end of a pipe; it fails as `stream` does."""
+        session = self._open()
+        token, command = _reported(command_words(argv, None))
+        try:
+            end = yield from pipe_program([*session.client, command], silence=timeout, watch=session.watch)
+        except ExpiredError as error:
+            raise overdue(self.endpoint, argv, f"was silent for {timeout:g} s") from error
+        done = self._ended(session, argv, token, end)
+        if done.exit_code != 0:
+            raise program_failed(self.endpoint, argv, done.exit_code, done.stderr)
+
     def connect(self) -> None:
         """Opens the session now. Raises LinkError."""
         self._open(count=False)
@@ -95,7 +109,7 @@ class OpensshHost:
         """
         with self._lock:
             if self._begun is None and self._session is None:
-                self._begun = begin_session(self.endpoint)
+                self._begun = begin_session(self.endpoint, self._ciphers)
 
     def attempt(self) -> str:
         """Opens the session now if it can be done at the first try. Returns what ssh said if it cannot.
@@ -147,7 +161,7 @@ class OpensshHost:
             raise _refusal(self.endpoint, error.words) from error
 
     def _own_session(self) -> Session:
-        session, self._begun = self._begun or begin_session(self.endpoint), None
+        session, self._begun = self._begun or begin_session(self.endpoint, self._ciphers), None
         try:
             session.stand(lambda: self._closed)
         except NoSessionError:

@@ -7,6 +7,7 @@ process group; one that stops reading its stdin early is no error (its exit code
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["ExpiredError", "StartError", "Watch", "run_program", "stream_program"]
+__all__ = ["ExpiredError", "PipeEnd", "StartError", "Watch", "pipe_program", "run_program", "stream_program"]
 
 Watch: TypeAlias = "Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]]"
 """Makes a context that a program runs in, from a function that kills the program."""
 
 _PIECE = 1 << 20
+_PIPE_SIZE = 1 << 20  # what the kernel lets a plain user have; fewer switches between the programs
 _ERROR_TAIL = 64 * 1024
 
 
@@ -41,10 +43,52 @@ class StartError(Exception):
         self.error = error
 
 
+class PipeEnd:
+    """A running program's stdout, to be passed into another program's stdin without passing through here.
+
+    Among the pieces of a `stdin` it stands for all that comes until its end.
+    """
+
+    def __init__(self, descriptor: int, silence: float, count: Callable[[int], bool] | None = None) -> None:
+        self._descriptor, self._silence = descriptor, silence
+        self.count = count
+        """Told the bytes of each step as they pass; False ends it."""
+        self.fell_silent = False
+        """Whether nothing came for `silence` seconds, so that it was given up."""
+        self.cut_short = False
+        """Whether `count` has ended it."""
+
+    def pour(self, into: int) -> None:
+        """Passes everything into a pipe. Raises BrokenPipeError if nobody reads any more."""
+        _widen(self._descriptor)
+        _widen(into)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._descriptor, selectors.EVENT_READ)
+            while True:
+                if not selector.select(self._silence):
+                    self.fell_silent = True
+                    return
+                passed = self._step(into)
+                if not passed:
+                    return
+                if self.count is not None and not self.count(passed):
+                    self.cut_short = True
+                    return
+
+    def _step(self, into: int) -> int:
+        if hasattr(os, "splice"):  # within the kernel
+            return int(os.splice(self._descriptor, into, _PIECE))
+        piece = os.read(self._descriptor, _PIECE)
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(into, left) :]
+        return len(piece)
+
+
 def run_program(
     argv: Sequence[str],
     *,
-    stdin: bytes | Iterable[bytes] = b"",
+    stdin: bytes | Iterable[bytes | PipeEnd] = b"",
     timeout: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
@@ -117,6 +161,40 @@ def stream_program(
     return Completed(code if code >= 0 else -1, b"", errors)
 
 
+def pipe_program(
+    argv: Sequence[str],
+    *,
+    silence: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
+) -> Generator[PipeEnd, None, Completed]:
+    """Yields a program's stdout, once, and returns its end after whoever got it has poured it out.
+
+    Raises:
+        StartError: it cannot be started.
+        ExpiredError: nothing came for `silence` seconds.
+    """
+    process = _start(argv, subprocess.DEVNULL, cwd, env)
+    stderr = _Drain(process.stderr, _ERROR_TAIL)
+    try:
+        with watch(lambda: _kill(process)) if watch else contextlib.nullcontext():
+            end = PipeEnd(_pipe(process.stdout).fileno(), silence)
+            yield end
+            if end.fell_silent:
+                raise ExpiredError
+            if end.cut_short:  # nobody wants the rest, nor to hear that it could not be written
+                return Completed(0, b"", b"")
+            _pipe(process.stdout).close()
+            code = process.wait()
+    finally:
+        _kill(process)
+        process.wait()
+        errors = stderr.result()
+        _pipe(process.stdout).close()
+    return Completed(code if code >= 0 else -1, b"", errors)
+
+
 def _start(
     argv: Sequence[str], stdin: int, cwd: Path | None, env: Mapping[str, str] | None
 ) -> subprocess.Popen[bytes]:
@@ -156,12 +234,16 @@ class _Drain:
         return bytes(self._data)
 
 
-def _feed(process: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
+def _feed(process: subprocess.Popen[bytes], pieces: Iterable[bytes | PipeEnd]) -> None:
     stdin = _pipe(process.stdin)
     source = iter(pieces)
     try:
         for piece in source:
-            stdin.write(piece)
+            if isinstance(piece, PipeEnd):
+                stdin.flush()
+                piece.pour(stdin.fileno())
+            else:
+                stdin.write(piece)
         stdin.flush()
     except BrokenPipeError:  # it reads no further; its exit code and output say why
         pass
@@ -182,6 +264,13 @@ def _pieces(process: subprocess.Popen[bytes], silence: float) -> Generator[bytes
             if not piece:
                 return
             yield piece
+
+
+def _widen(pipe: int) -> None:
+    """Has a pipe hold more, where the system can do that."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # a socket, or more than this user may have
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

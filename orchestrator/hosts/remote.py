@@ -13,8 +13,9 @@ import base64
 import functools
 import json
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import remote_payload
 from orchestrator.errors import (
@@ -30,11 +31,12 @@ from orchestrator.inventory.interpreter import Interpreter
 from orchestrator.text import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from orchestrator.hosts.base import Completed, Host
+    from orchestrator.hosts.programs import PipeEnd
 
-__all__ = ["OLDEST_PYTHON", "Answer", "ask", "call", "script_argv", "stream"]
+__all__ = ["OLDEST_PYTHON", "Answer", "ask", "call", "error_from", "pipe", "script_argv", "stream"]
 
 OLDEST_PYTHON = (3, 10)
 """The oldest interpreter that a host may have."""
@@ -82,7 +84,7 @@ def call(
     args: Mapping[str, Any],
     *,
     python: str,
-    stdin: Iterable[bytes] = (),
+    stdin: Iterable[bytes | PipeEnd] = (),
     timeout: float = 60.0,
     in_sight: bool = False,
 ) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def ask(
     args: Mapping[str, Any],
     *,
     python: str,
-    stdin: Iterable[bytes] = (),
+    stdin: Iterable[bytes | PipeEnd] = (),
     timeout: float = 60.0,
     in_sight: bool = False,
 ) -> Answer:
@@ -107,7 +109,7 @@ def ask(
         script: a file of `hosts/scripts`, without its suffix.
         args: what its `run(arguments)` gets; anything that JSON can say.
         python: the interpreter there, as `resolve_entry` gives it.
-        stdin: what the script reads after its arguments.
+        stdin: what the script reads after its arguments; with a `PipeEnd` in it only where `bulk.takes_pipes`.
         timeout: seconds for all of it.
         in_sight: the arguments are nothing that a process listing may not show, so they go with the command: what is
             sent after it has to wait for a round trip (few SSH clients switch Nagle's algorithm off).
@@ -119,9 +121,11 @@ def ask(
     """
     command = script_argv(script, python)
     if in_sight:
-        done = host.run(Named([*command, _words(args)], script), stdin=stdin, timeout=timeout)
+        command = Named([*command, _words(args)], script)
     else:
-        done = host.run(command, stdin=_input(args, stdin), timeout=timeout)
+        stdin = _input(args, stdin)
+    fed = cast("Iterable[bytes]", stdin)  # who passes a pipe has asked whether the host takes it
+    done = host.run(command, stdin=fed, timeout=timeout)
     document = _find_answer(done.stdout)
     if document is None:
         tried = python.both if isinstance(python, Interpreter) else python
@@ -134,16 +138,35 @@ def ask(
 
 def stream(
     host: Host, script: str, args: Mapping[str, Any], *, python: str, timeout: float = 60.0
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Runs a host-side script whose stdout is data and yields that, as `Host.stream` does.
 
     Raises:
         OrchError: as `call` does; a failure there that the script has classified is that error.
     """
+    with _classified(host):
+        yield from host.stream(_stream_argv(script, args, python), timeout=timeout)
+
+
+def pipe(
+    host: Host, script: str, args: Mapping[str, Any], *, python: str, timeout: float = 60.0
+) -> Generator[bytes | PipeEnd, None, None]:
+    """As `stream`, for the `stdin` of a `call` on a host that takes pipes: where it can be, the data is one."""
+    from orchestrator.hosts.bulk import piped
+
+    with _classified(host):
+        yield from piped(host, _stream_argv(script, args, python), timeout=timeout)
+
+
+def _stream_argv(script: str, args: Mapping[str, Any], python: str) -> list[str]:
+    return Named([*script_argv(script, python, "main_stream"), _words(args)], script)
+
+
+@contextmanager
+def _classified(host: Host) -> Iterator[None]:
+    """Turns the failure of a streamed script into the error that it has classified itself, if it has."""
     try:
-        yield from host.stream(
-            Named([*script_argv(script, python, "main_stream"), _words(args)], script), timeout=timeout
-        )
+        yield
     except HostFailedError as error:
         document = _find_answer(str(error.details.get("stderr", "")).encode())
         if document is None or "error" not in document:
@@ -169,7 +192,7 @@ def _words(args: Mapping[str, Any]) -> str:
     return base64.b64encode(json.dumps(dict(args)).encode()).decode()
 
 
-def _input(args: Mapping[str, Any], stdin: Iterable[bytes]) -> Iterator[bytes]:
+def _input(args: Mapping[str, Any], stdin: Iterable[bytes | PipeEnd]) -> Iterator[bytes | PipeEnd]:
     # A generator, so that closing it closes the source of `stdin` too when nobody reads any more.
     yield json.dumps(dict(args)).encode() + b"\n"
     yield from stdin

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko.transport import Transport
 
+    from orchestrator.hosts.base import Host
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.gateways import SharedGateways
     from orchestrator.hosts.known_hosts import HostKey
@@ -46,7 +47,8 @@ class SshHost:
     """A machine behind SSH, possibly behind gateways; see `Host`.
 
     `requests` counts the exec requests, `connections` the sessions opened to this host (gateways count on
-    their own `gateway`): round trips are measured by them.
+    their own `gateway`): round trips are measured by them. `companion` is what `bulk` has found for this host: a
+    session of the ssh program, closed with this one, or this one itself.
     """
 
     def __init__(self, endpoint: Endpoint, shared: SharedGateways | None = None) -> None:
@@ -57,6 +59,8 @@ class SshHost:
         self._shares_gateway = shared is not None
         self.requests = 0
         self.connections = 0
+        self.companion: Host | None = None
+        self.companion_lock = threading.Lock()
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._watched: WatchedSocket | None = None
@@ -87,11 +91,16 @@ class SshHost:
             raise broken_link(self.endpoint, argv, self._why() or str(error)) from error
 
     def stream(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        lend_agent: bool = False,
     ) -> Iterator[bytes]:
-        """Runs a program and yields its stdout as it comes; see `Host.stream`."""
+        """Runs a program and yields its stdout as it comes; see `Host.stream`. It may be lent the user's agent."""
         try:
-            with closing(self._start(argv, env, timeout, limit=None)) as program:
+            with closing(self._start(argv, env, timeout, limit=None, lend_agent=lend_agent)) as program:
                 yield from program.stream(timeout)
                 code, errors = program.finish(timeout)
         except DeadlineError as error:
@@ -108,6 +117,8 @@ class SshHost:
     def close(self) -> None:
         """Closes the session and those of its gateways, for good."""
         self._closed = True
+        if self.companion is not None and self.companion is not self:
+            self.companion.close()
         # Whoever opens the session now holds the lock, maybe for long; it looks at the flag when it stands.
         if self._lock.acquire(timeout=0.2):
             try:
@@ -156,12 +167,17 @@ class SshHost:
         self._connection = self._keepalive = None
 
     def _start(
-        self, argv: Sequence[str], env: Mapping[str, str] | None, timeout: float, limit: float | None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        timeout: float,
+        limit: float | None,
+        lend_agent: bool = False,
     ) -> Exec:
         transport = self.transport()
         with self._lock:
             self.requests += 1
-        return Exec(transport, command_line(argv, env, limit), timeout)
+        return Exec(transport, command_line(argv, env, limit), timeout, lend_agent=lend_agent)
 
     def _check_open(self) -> None:
         if self._closed:

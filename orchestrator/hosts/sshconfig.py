@@ -57,6 +57,8 @@ class Alias:
     proxy_jump: tuple[str, ...] = ()
     proxy_command: str | None = None
     control_path: str | None = None
+    forward_agent: bool = False
+    ciphers: str | None = None
 
 
 def resolve_alias(
@@ -245,6 +247,8 @@ def _alias(address: str, options: Mapping[str, list[str]], user: str | None, por
         proxy_jump=tuple(jump for jump in jumps if jump),
         proxy_command=_fill_command(command, tokens, address) if command else None,
         control_path=word("controlpath"),
+        forward_agent=word("forwardagent") == "yes",
+        ciphers=word("ciphers"),
     )
 
 

@@ -182,6 +182,8 @@ class HostEntry(Entry):
     transport: Literal["auto", "fabric", "openssh"] = key(choice("auto", "fabric", "openssh"), "auto")
     lock_dir: str | None = key(_folder_on_host, None)
     connect_timeout: float = key(number(above=0, most=600), 15.0)
+    one_off_key: bool = key(flag, False)
+    forward_agent: bool | None = key(flag, None)
 
     def _fault(self) -> str:
         if self.sandbox is None and self.address is None:

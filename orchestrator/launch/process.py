@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import HostFailedError, OrchError, UsageError
 from orchestrator.hosts import remote
+from orchestrator.hosts.packed import unpack
 from orchestrator.launch.base import Cancelled, Cursor, Handle, LogPiece, Observation
 from remote_payload.durable import ProtocolError, canonical_path
 from remote_payload.protocol import Event, Job, State
@@ -146,8 +147,8 @@ class ProcessLauncher:
             "have": dict(have),
         }
         try:
-            yield from remote.stream(
-                self.host, "supervise", arguments, python=self.entry.python, timeout=_ASK_S
+            yield from unpack(
+                remote.stream(self.host, "supervise", arguments, python=self.entry.python, timeout=_ASK_S)
             )
         except HostFailedError as error:
             raise _explained(error, handle) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from orchestrator.errors import LinkError
 from orchestrator.hosts.base import Completed
 from orchestrator.hosts.local import LocalHost
+from orchestrator.hosts.packed import START, unpack
 from orchestrator.inventory import HostEntry
 from orchestrator.launch import ProcessLauncher
 from orchestrator.runs import Run, RunStore, Where
@@ -40,6 +42,7 @@ class FaultyHost:
         self.cut_after = 0
         self.cut_streams = 0
         self.requests = 0
+        self.greeting = b""
         self.spoil: Callable[[bytes], bytes] | None = None
 
     @property
@@ -68,12 +71,12 @@ class FaultyHost:
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
     ) -> Iterator[bytes]:
         self.requests += 1
-        data = b"".join(self.inner.stream(argv, env=env, timeout=timeout))
+        data = b"".join(unpack(self.inner.stream(argv, env=env, timeout=timeout)))
         if self.cut_streams:
             self.cut_streams -= 1
-            yield data[: data.index(b'"file": "summary.json"')]
+            yield START + zlib.compress(data[: data.index(b'"file": "summary.json"')])
             raise LinkError(f"{self.name}: the link broke")
-        yield self.spoil(data) if self.spoil else data
+        yield self.greeting + START + zlib.compress(self.spoil(data) if self.spoil else data)
 
     def connect(self) -> None:
         """Is connected."""

@@ -17,12 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator.checkpoints import Checkpoint, Patience, inspect, stage_current
-from orchestrator.errors import CheckpointRejectedError
+from orchestrator.checkpoints import Checkpoint, Patience, inspect, stage, stage_current
+from orchestrator.errors import CheckpointRejectedError, LinkError
+from orchestrator.transfer.parcel import CHUNK
 from remote_payload.drafters.checkpoint import drafter_hash, load_checkpoint
 from tests import layouts
 from tests.conftest import REPO
 from tests.orchestrator.test_checkpoints import Lab, staged
+from tests.orchestrator.test_transfer import CuttableHost
 
 CONFIG, TENSORS = layouts.plain()
 
@@ -354,6 +356,25 @@ def test_what_is_staged_from_a_rewinding_trainer_is_always_one_whole_version(lab
     assert done >= 1, "nothing was ever staged: the trainer is too quick for this machine"
     assert all("changed while it was sent" in text for text in again)
     assert set(staged(lab)) <= whole
+
+
+def test_the_drafter_of_a_raw_state_is_resumed_in_its_middle(lab: Lab) -> None:
+    large = {**TENSORS, **{f"x.{n}": torch.full((300_000 + n,), float(n)) for n in range(1, 9)}}
+    layouts.write_raw(lab.home("ct200") / "out", CONFIG, large)
+    seen = look(lab, "ct200:out/run-step40")
+    source = CuttableHost("ct200", lab.home("ct200"))
+    source.cut_at = int(1.7 * CHUNK)
+
+    def send() -> str:
+        return stage(seen, source, sys.executable, lab.hosts["ct129"], lab.entries["ct129"])
+
+    with pytest.raises(LinkError):
+        send()
+    source.passed, source.cut_at = 0, None
+    there = Path(send())
+    assert source.passed < seen.size - CHUNK + 8192
+    assert drafter_hash(there) == seen.hash
+    assert torch.equal(load_file(there / "model.safetensors")["x.8"], large["x.8"])
 
 
 @pytest.mark.parametrize("change", ["rewritten", "gone"])

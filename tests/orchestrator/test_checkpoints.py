@@ -20,7 +20,6 @@ from orchestrator.checkpoints import (
     inspect,
     resolve,
     stage,
-    staging,
     step_of,
 )
 from orchestrator.errors import CheckpointRejectedError, HostFailedError, LinkError, UsageError
@@ -484,9 +483,11 @@ def test_too_little_room_is_found_before_a_byte_is_sent(lab: Lab, small_disk: Pa
 def test_a_disk_that_fills_up_while_sending_is_named(
     lab: Lab, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_need_room", lambda *_: None)  # somebody else was quicker
+    monkeypatch.setattr(
+        "orchestrator.transfer.delivery.need_room", lambda *_: None
+    )  # somebody else was quicker
     write_checkpoint(lab.home("ct200") / "c", fill=5_000_000)
-    with pytest.raises(HostFailedError, match=r"ct129: the disk is full at .*model.safetensors") as caught:
+    with pytest.raises(HostFailedError, match=r"ct129: the disk is full at .*/checkpoints/.parts/") as caught:
         lab.stage(lab.inspect("ct200:c"))
     assert caught.value.exit_code == 6
     assert below(small_disk) == {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import HostFailedError, LinkError
 from orchestrator.hosts.local import LocalHost
+from orchestrator.hosts.programs import PipeEnd
 
 
 def python(source: str) -> list[str]:
@@ -116,3 +117,60 @@ def test_a_failing_stream_raises_after_its_last_piece(host: LocalHost) -> None:
 def test_a_silent_stream_meets_its_limit(host: LocalHost) -> None:
     with pytest.raises(LinkError, match=r"here: nothing came for 0.3 s"):
         list(host.stream(python("import time; time.sleep(60)"), timeout=0.3))
+
+
+# --------------------------------------------------------------------------- pipes between programs
+
+COUNT = "import sys; print(sum(map(len, iter(lambda: sys.stdin.buffer.read(65536), b''))))"
+ZEROS = "import sys\nfor _ in range({}): sys.stdout.buffer.write(bytes(1 << 20))"
+
+
+def poured(
+    host: LocalHost, source: str, sink: str, take: Callable[[int], bool] | None = None, silence: float = 20
+) -> tuple[list[int], bytes]:
+    """Pours one program's output into another's stdin. Returns the steps, and what the other said."""
+    steps: list[int] = []
+
+    def count(passed: int) -> bool:
+        steps.append(passed)
+        return take is None or take(sum(steps))
+
+    def pieces() -> Iterator[bytes | PipeEnd]:
+        yield b"head"
+        for end in host.pipe(python(source), timeout=silence):
+            end.count = count
+            yield end
+
+    return steps, host.run(python(sink), stdin=pieces(), timeout=30).stdout  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+def test_a_programs_output_is_poured_into_another(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, spliced: bool
+) -> None:
+    if not spliced:
+        monkeypatch.delattr("os.splice", raising=False)  # as where the system has none
+    steps, said = poured(host, ZEROS.format(20), COUNT)
+    assert said == b"%d\n" % (4 + (20 << 20))
+    assert sum(steps) == 20 << 20
+
+
+def test_a_sink_that_stops_reading_ends_the_source_quietly(host: LocalHost) -> None:
+    started = time.monotonic()
+    steps, said = poured(host, ZEROS.format(100_000), "import sys; print(len(sys.stdin.buffer.read(1000)))")
+    assert said == b"1000\n"
+    assert sum(steps) < 50 << 20
+    assert time.monotonic() - started < 10
+
+
+def test_whoever_counts_can_end_it_and_that_is_no_failure_of_the_source(host: LocalHost) -> None:
+    steps, said = poured(host, ZEROS.format(100_000), COUNT, take=lambda passed: passed < 5 << 20)
+    assert said == b"%d\n" % (4 + sum(steps))
+    assert sum(steps) < 20 << 20
+
+
+def test_a_source_that_fails_or_falls_silent_is_an_error_of_its_own(host: LocalHost) -> None:
+    with pytest.raises(HostFailedError, match=r"here: .*exit code 3.*why"):
+        poured(host, "import sys; print('x' * 99); sys.stderr.write('why'); sys.exit(3)", COUNT)
+    with pytest.raises(LinkError, match=r"nothing came for 0\.3 s"):
+        poured(host, "import time; time.sleep(20)", COUNT, silence=0.3)

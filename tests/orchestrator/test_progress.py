@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from orchestrator.cli.progress import HostSteps, PlainView
+from orchestrator.cli.progress import HostSteps, PlainView, Sending
 from orchestrator.cli.watching import _Narrator
 from orchestrator.launch import Handle, Observation
 from remote_payload.protocol import Event, State
@@ -130,3 +130,30 @@ def test_a_supervisor_without_a_sign_of_life_is_told_once_by_the_hosts_clock(
     narrator.look(Observation(handle, "done", State("done", heartbeat=1.0), now=999.0))
     told = [line for line in capsys.readouterr().err.splitlines() if "no sign" in line]
     assert [re.findall(r"no sign for (.*?);", line) for line in told] == [["1 min 45 s"], ["1 min 09 s"]]
+
+
+def test_bytes_on_their_way_are_told_now_and_then_with_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    with Sending(quiet=False, live=False, clock=clock) as sending:
+        for second in range(41):
+            clock.now = float(second)
+            sending("step_40", (200 + 20 * second) << 20, 1000 << 20)  # 200 MiB were there before
+        sending("quick", 0, 100)
+        clock.now += 0.4
+        sending("quick", 99, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "sending step_40  42 %  420.0 MiB of 1000.0 MiB  20.0 MiB/s  29 s left",
+        "sending step_40  62 %  620.0 MiB of 1000.0 MiB  20.0 MiB/s  19 s left",
+        "sending step_40  82 %  820.0 MiB of 1000.0 MiB  20.0 MiB/s  9.0 s left",
+    ]
+
+
+def test_bytes_are_not_told_where_quiet_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Sending(quiet=True, clock=clock) as sending:
+        for second in range(60):
+            clock.now = float(second)
+            sending("step_40", second, 60)
+    assert capsys.readouterr().err == ""

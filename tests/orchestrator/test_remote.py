@@ -47,6 +47,9 @@ LIBRARIES = {
     "env_plan",
     "env_sources",
     "gpu_look",
+    "chunks",
+    "parts",
+    "transfer_frames",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from orchestrator.errors import HostFailedError, LinkError, ResultsError, UsageError
 from orchestrator.evaluation import outcome as outcome_module
+from orchestrator.hosts.local import LocalHost
+from orchestrator.hosts.packed import START, unpack
 from orchestrator.launch import Cursor, Handle, Observation
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
@@ -315,8 +318,51 @@ def test_a_result_that_changed_on_the_host_is_found(desk: Desk) -> None:
 
 def test_a_shells_greeting_before_the_stream_does_no_harm(desk: Desk) -> None:
     attached = finished(desk)
-    desk.host.spoil = lambda data: b"Welcome to box!\n" + data
+    desk.host.greeting = b"Welcome to box!"
     assert attached.pull().complete
+
+
+def test_results_travel_packed(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=2000")
+    attached.submit()
+    desk.until("a", "done", "failed")
+    passed: list[bytes] = []
+    inner = desk.host.inner
+
+    class Tapped(LocalHost):
+        def stream(self, words: Any, **more: Any) -> Any:
+            for piece in inner.stream(words, **more):
+                passed.append(piece)
+                yield piece
+
+    desk.host.inner = Tapped("box")
+    pulled = attached.pull()
+    size = sum(entry["size"] for entry in pulled.files.values())
+    assert size > 100_000
+    assert sum(map(len, passed)) < size / 4
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        ([], b""),
+        ([b"Welcome\n"], b""),
+        ([b"x" * 500_000, START + zlib.compress(b"late")], b""),
+        ([b"Welcome" + START[:4], START[4:] + zlib.compress(b"here")], b"here"),
+        ([START + zlib.compress(b"cut off" * 1000)[:20]], None),
+    ],
+    ids=["nothing", "noise only", "endless noise", "split", "short"],
+)
+def test_what_is_no_packed_stream_is_empty_and_a_short_one_ends(
+    stream: list[bytes], says: bytes | None
+) -> None:
+    found = b"".join(unpack(stream))
+    assert found == says if says is not None else len(found) < 7000
+
+
+def test_a_damaged_packed_stream_is_said_to_be_so() -> None:
+    with pytest.raises(ValueError, match="packed bytes are damaged"):
+        list(unpack([START + b"no such thing"]))
 
 
 def test_a_running_job_is_not_pulled(desk: Desk) -> None:

@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert modules & set(HEAVY) == set()
 
 
-@pytest.mark.parametrize("command", ["push", "eval", "compare", "runs", "hosts", "sandbox", "demo"])
+@pytest.mark.parametrize("command", ["push", "eval", "compare", "runs", "ckpt", "hosts", "sandbox", "demo"])
 def test_the_help_of_every_command_imports_nothing_heavy(command: str) -> None:
     assert imported_by(MAIN.format(arguments=[command, "--help"])) & set(HEAVY) == set()
 

@@ -52,18 +52,28 @@ class Converted:
         self.names = order
         self.size = len(self.header) + sum(size for _, size in self.pieces)
         self.stream = open(path, "rb")  # noqa: SIM115 - closed by close
-        self.left = self.walk()
+        self.seek(0)
+
+    def seek(self, at):
+        """Goes on reading at a place of the whole."""
+        self.left = self.walk(at)
         self.rest = b""
 
-    def walk(self):
-        yield self.header
+    def walk(self, skip):
+        if skip < len(self.header):
+            yield self.header[skip:]
+        skip = max(0, skip - len(self.header))
         for start, size in self.pieces:
-            self.stream.seek(start)
-            while size:
-                piece = self.stream.read(min(PIECE, size))
+            if skip >= size:
+                skip -= size
+                continue
+            self.stream.seek(start + skip)
+            left, skip = size - skip, 0
+            while left:
+                piece = self.stream.read(min(PIECE, left))
                 if not piece:
                     return
-                size -= len(piece)
+                left -= len(piece)
                 yield piece
 
     def read(self, count):
@@ -79,6 +89,11 @@ class Converted:
         data = b"".join(parts)
         self.rest = data[count:]
         return data[:count]
+
+    def readinto(self, buffer):
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self):
         self.stream.close()

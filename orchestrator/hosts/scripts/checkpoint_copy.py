@@ -1,20 +1,16 @@
 # needs tree checkpoint_torch checkpoint_origin
-"""Stages a checkpoint: from the tar stream on stdin, or from files of this host. All or nothing."""
+"""Stages a checkpoint from files of this host itself. All or nothing."""
 
 
 def run(arguments):
-    workdir = expand(arguments["workdir"])
+    parent = os.path.join(expand(arguments["workdir"]), "checkpoints")
     digest, files = arguments["hash"], arguments["files"]
-    parent = os.path.join(workdir, "checkpoints")
     if tree_hash(files) != digest:
         raise HostError("checkpoint", f"the list of files is not that of checkpoint {digest[:12]}")
     final = os.path.join(parent, digest)
     with staging(parent, digest) as staged:
         try:
-            if arguments.get("local"):
-                copy(staged, files)
-            else:
-                receive(staged, files, "checkpoint")
+            copy(staged, files)
         except HostError as failure:
             if failure.record["kind"] == "checkpoint":
                 failure.record["changed"] = True

@@ -1,0 +1,7 @@
+# needs transfer_frames
+"""Sends chunks of a checkpoint's files on stdout."""
+
+
+def run(arguments):
+    for piece in frames(arguments["files"], arguments["spans"]):
+        sys.stdout.buffer.write(piece)
