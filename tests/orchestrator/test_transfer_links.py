@@ -328,6 +328,7 @@ def test_a_key_that_cannot_be_laid_down_is_told_and_the_desk_is_used(fleet: Flee
 
 def test_a_key_that_is_not_let_in_is_taken_out_and_the_desk_is_used(fleet: Fleet) -> None:
     fleet.keys.parent.mkdir(exist_ok=True)
+    fleet.keys.write_text("\n")  # nobody's key: such a file goes with ours
     elsewhere = replace(fleet.gpu, user="nobody-of-that-name")
     gpu, train = SshHost(fleet.gpu), SshHost(fleet.train)
     said: list[str] = []

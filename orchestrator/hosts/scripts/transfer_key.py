@@ -73,7 +73,8 @@ def take_out(path, going):
         if len(kept) == len(lines):
             return 0
         temporary = f"{path}.orch-{os.getpid()}"
-        if b"".join(kept).strip():
+        left = b"".join(kept).strip()
+        if left:
             descriptor = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IMODE(before.st_mode)
             )
@@ -81,7 +82,7 @@ def take_out(path, going):
                 stream.write(b"".join(kept))
         if not same(before, os.stat(path)):  # somebody else has just added a line
             continue
-        if kept:
+        if left:
             os.replace(temporary, path)
         else:
             os.unlink(path)
