@@ -31,8 +31,12 @@ from tests.payload import fake_tree
 
 SEED = 6
 needs_root = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("cc") or SSHD is None,
-    reason="mounts, network namespaces and a clock that jumps need root on Linux, a C compiler and sshd",
+    not sys.platform.startswith("linux")
+    or os.geteuid() != 0
+    or not shutil.which("cc")
+    or SSHD is None
+    or not Path("/dev/net/tun").exists(),
+    reason="mounts, network namespaces and a clock that jumps need root on Linux, /dev/net/tun, a C compiler and sshd",
 )
 
 
