@@ -17,16 +17,23 @@ class Incoming:
         """The next `size` bytes; fewer only at the end."""
         pieces, left = [], size
         while left:
-            signal.alarm(SILENT_SECONDS)
-            try:
-                piece = sys.stdin.buffer.read1(left)
-            finally:
-                signal.alarm(0)
+            piece = self.in_time(sys.stdin.buffer.read1, left)
             if not piece:
                 break
             pieces.append(piece)
             left -= len(piece)
         return b"".join(pieces)
+
+    def readinto(self, view):
+        """Some of the next bytes, into a buffer. Returns how many; 0 at the end."""
+        return self.in_time(sys.stdin.buffer.readinto1, view)
+
+    def in_time(self, read, what):
+        signal.alarm(SILENT_SECONDS)
+        try:
+            return read(what)
+        finally:
+            signal.alarm(0)
 
 
 def silent(_number, _frame):
