@@ -43,8 +43,8 @@ imports: setup
 
 unit: setup
 	@status=0; \
-	$(BIN)/python -m pytest -m serial || status=$$?; \
-	$(BIN)/python -m pytest -m "not serial" -n $(JOBS) || status=$$?; \
+	$(BIN)/python -m pytest -m serial --durations 15 || status=$$?; \
+	$(BIN)/python -m pytest -m "not serial" --durations 15 -n $(JOBS) || status=$$?; \
 	exit $$status
 
 bench: setup

@@ -1,8 +1,9 @@
 """What `diagnose` says of every drafter of this folder: the confusion table.
 
-    python -m tests.drafters.confusion [--seed S ...] [--threads N]
+    python -m tests.drafters.confusion [--seed S ...] [--folder DIR] [--threads N]
 
-The rules were frozen on seed 1; seed 2 is what docs/diagnose.md reports. A drafter takes about half a minute.
+The rules were frozen on seed 1; seeds 2 and 3 are what docs/diagnose.md reports. Those of other seeds are made by
+`python -m tests.drafters.train --seed S --out DIR`. A drafter takes about half a minute.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Trained(NamedTuple):
     step: int
 
 
-def trained(*seeds: int) -> list[Trained]:
-    """Returns the drafters of these seeds (all of them without one), the sound ones first."""
+def trained(*seeds: int, where: Path = HERE) -> list[Trained]:
+    """Returns the drafters of these seeds (all of them without one) in a folder, the sound ones first."""
     found = []
-    for folder in sorted(HERE.iterdir()):
+    for folder in sorted(where.iterdir()):
         named = re.fullmatch(r"(\w+)-seed(\d+)-step(\d+)", folder.name)
         if named and (not seeds or int(named[2]) in seeds):
             found.append(Trained(folder, named[1], int(named[2]), int(named[3])))
@@ -98,13 +99,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, action="append", default=[])
+    parser.add_argument("--folder", type=Path, default=HERE)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     print(HEAD)
     right = wrong = 0
     started = time.process_time()
     with tempfile.TemporaryDirectory() as cache:
-        for one in trained(*args.seed):
+        for one in trained(*args.seed, where=args.folder):
             found = diagnosed(one.folder, Path(cache), threads=args.threads)
             fine = (
                 found["verdict"] in {"ok", "undertrained"}
