@@ -32,18 +32,19 @@ from orchestrator.compare.names import (
 )
 from orchestrator.compare.notes import footnotes
 from orchestrator.compare.origin import command_line, differing_origins, origins, read_diagnoses
-from orchestrator.compare.pairs import against_everyone, match, pairs_of, set_against
-from orchestrator.compare.stats import Bootstrap, swap_p_values
+from orchestrator.compare.pairs import against_everyone, compare_matches, match, pairs_of, set_against
+from orchestrator.compare.stats import Bootstrap
 from orchestrator.errors import UsageError
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
     from orchestrator.compare.columns import Terms
     from orchestrator.compare.load import Measurements
     from orchestrator.compare.pairs import Match
+    from orchestrator.compare.stats import Paired
 
 __all__ = ["DETAILS", "FEW_DRAFTERS", "Wanted", "compare"]
 
@@ -90,7 +91,7 @@ class _Table(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A table of which a worker makes the random part: its resamples and the p values of its matches."""
+    """A table of which a worker makes the random part: its resamples, and what its matches come to."""
 
     shape: Shape
     temperature: float | None
@@ -98,7 +99,7 @@ class _Begun(NamedTuple):
     wholes: list[Terms]
     matches: list[Match]
     bootstrap: Future[Bootstrap]
-    chances: Future[list[float]]
+    results: Future[list[Paired]]
 
 
 def compare(measurements: Measurements, wanted: Wanted) -> Comparison:
@@ -253,16 +254,20 @@ def _begin(
     ]
     bootstrap = worker.submit(Bootstrap, wholes)
     matches = match(list(pairs_of(named, context.baseline)), named, wholes, context)
-    chances = worker.submit(swap_p_values, [one.sides for one in matches])
-    return _Begun(shape, temperature, named, wholes, matches, bootstrap, chances)
+    results = worker.submit(_compared, matches, bootstrap, context)
+    return _Begun(shape, temperature, named, wholes, matches, bootstrap, results)
+
+
+def _compared(matches: Sequence[Match], bootstrap: Future[Bootstrap], context: Context) -> list[Paired]:
+    return compare_matches(matches, context, bootstrap.result())
 
 
 def _table(begun: _Begun, context: Context) -> _Table:
     shape, temperature, named, wholes, matches, *_ = begun
     bootstrap = begun.bootstrap.result()
     entries = make_entries(shape, named, wholes, context, bootstrap)
-    chances = begun.chances.result()
-    for one, versus in zip(matches, set_against(matches, named, context, bootstrap, chances), strict=True):
+    versuses = set_against(matches, named, begun.results.result())
+    for one, versus in zip(matches, versuses, strict=True):
         place = one.pair.candidate
         if one.pair.is_baseline:
             entries[place] = replace(entries[place], versus_baseline=versus)

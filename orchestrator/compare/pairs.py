@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from orchestrator.compare.columns import Series
     from orchestrator.compare.entries import Context, Named
 
-__all__ = ["Match", "Pair", "against_everyone", "match", "pairs_of", "set_against", "shared_rows"]
+__all__ = [
+    "Match",
+    "Pair",
+    "against_everyone",
+    "compare_matches",
+    "match",
+    "pairs_of",
+    "set_against",
+    "shared_rows",
+]
 
 SIGNIFICANCE = 0.05
 _EVERYONE = 40
@@ -86,24 +95,20 @@ def match(
     return [one for one in found if one is not None]
 
 
-def set_against(
-    matches: Sequence[Match],
-    named: Sequence[Named],
-    context: Context,
-    bootstrap: Bootstrap,
-    chances: Sequence[float] | None = None,
-) -> list[Versus]:
-    """Compares what was matched.
+def compare_matches(matches: Sequence[Match], context: Context, bootstrap: Bootstrap) -> list[Paired]:
+    """Compares what was matched; `bootstrap` has the block's resamples."""
+    sides = [one.sides for one in matches]
+    return compare_pairs(sides, bootstrap, differences="difference" in context.details)
+
+
+def set_against(matches: Sequence[Match], named: Sequence[Named], results: Sequence[Paired]) -> list[Versus]:
+    """Returns what comparisons say, their p values adjusted.
 
     Args:
         matches: who against whom, on what.
         named: the drafters.
-        context: what figures are made with.
-        bootstrap: the block's resamples.
-        chances: the p value of each, if they are made already.
+        results: what `compare_matches` found, in the same order.
     """
-    sides = [one.sides for one in matches]
-    results = compare_pairs(sides, bootstrap, differences="difference" in context.details, chances=chances)
     return [
         _versus(named[one.pair.reference].name, result, adjusted, one.prompts)
         for one, result, adjusted in zip(matches, results, _adjust(matches, results), strict=True)
@@ -139,7 +144,7 @@ def against_everyone(
     everyone = range(len(named))
     pairs = [Pair(a, b, True) for b in everyone for a in everyone if a != b]
     matches = match(pairs, named, wholes, context)
-    found = set_against(matches, named, context, bootstrap)
+    found = set_against(matches, named, compare_matches(matches, context, bootstrap))
     return tuple((named[one.pair.candidate].name, versus) for one, versus in zip(matches, found, strict=True))
 
 
