@@ -7,12 +7,13 @@ came; any other is read once more. What arrived is kept for the next try; on a f
 that stops others too.
 """
 
+import concurrent.futures
 import hashlib
 import threading
 
 PIECE_READ = 256 << 10
 FLUSH_EVERY = 64 << 20
-BUFFER = memoryview(bytearray(CHUNK))
+BUFFERS = [memoryview(bytearray(CHUNK)) for _ in range(2)]
 
 
 def run(arguments):
@@ -51,28 +52,58 @@ def tidy(store, parts, all_of_it):
     collect_parts(store, [part.digest for part in parts])
 
 
+class Hasher:
+    """Hashes chunks beside the thread that reads and writes them, each while the next one comes into its buffer."""
+
+    def __init__(self):
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+        self.busy = [None] * len(BUFFERS)
+        self.turn = 0
+
+    def buffer(self):
+        """A buffer that is not being hashed any more."""
+        self.turn = (self.turn + 1) % len(BUFFERS)
+        self.wait(self.turn)
+        return BUFFERS[self.turn]
+
+    def hash(self, digest, chunk):
+        """Hashes what has been read into the last buffer, after all that came before."""
+        self.busy[self.turn] = self.pool.submit(digest.update, chunk)
+
+    def wait(self, turn):
+        if self.busy[turn] is not None:
+            self.busy[turn].result()
+            self.busy[turn] = None
+
+    def settle(self):
+        """Waits until nothing is being hashed."""
+        for turn in range(len(BUFFERS)):
+            self.wait(turn)
+
+
 class Inflow:
     """One file as it comes: its chunks are checked, written, and hashed for as long as they come in order."""
 
-    def __init__(self, part, session):
-        self.part, self.writer = part, Writer(part, session)
+    def __init__(self, part, session, hasher):
+        self.part, self.writer, self.hasher = part, Writer(part, session), hasher
         self.digest, self.next = hashlib.sha256(), 0
         self.unflushed, self.flusher = 0, None
 
     def take(self, stream, index, length, check):
         if index >= self.part.chunks or length != self.part.length(index):
             raise HostError("cut", f"chunk {index} of {self.part.digest[:12]} has an impossible size")
-        chunk, in_order = BUFFER[:length], index == self.next
+        chunk = self.hasher.buffer()[:length]
         seen = at = 0
         while at < length:
             piece = chunk[at : at + PIECE_READ]
             fill(stream, piece)
             seen = zlib.crc32(piece, seen)
-            if in_order:
-                self.digest.update(piece)
             at += len(piece)
         if seen != check:
             raise HostError("cut", f"chunk {index} of {self.part.digest[:12]} was damaged on the way")
+        in_order = index == self.next
+        if in_order:
+            self.hasher.hash(self.digest, chunk)
         self.writer.put(index, chunk, check)
         self.next = index + 1 if in_order else -1
         self.flush(length)
@@ -112,7 +143,7 @@ GOES_ON = "run this again: it goes on from where it stopped"
 
 def receive_chunks(stream, parts, session):
     """Reads frames to their end. Returns the bytes that came, and the digests that were found right on the way."""
-    flows, received = {}, 0
+    flows, received, hasher = {}, 0, Hasher()
     head = memoryview(bytearray(FRAME.size))
     try:
         while True:
@@ -123,7 +154,7 @@ def receive_chunks(stream, parts, session):
             if number >= len(parts):
                 raise HostError("cut", f"the stream speaks of a file {number} that there is not")
             if number not in flows:
-                flows[number] = Inflow(parts[number], session)
+                flows[number] = Inflow(parts[number], session, hasher)
             flows[number].take(stream, index, length, check)
             received += length
     finally:
