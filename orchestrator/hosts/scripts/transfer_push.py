@@ -2,7 +2,7 @@
 """Sends chunks of a checkpoint's files to another host by this one's ssh program, on one connection or a few.
 
 What always holds: stdout says `connected` once every connection stands (the key is of no use any more then, and is
-removed here), then `sent N` chunk by chunk, and in the end what each receiver answered. Whatever happens, no ssh
+removed here), then `sent N` as bytes have left, and in the end what each receiver answered. Whatever happens, no ssh
 program of ours and no file of ours is left.
 """
 
@@ -10,9 +10,11 @@ import contextlib
 import re
 import subprocess
 import threading
+import time
 
 GREETING = b"orch-receives\n"
 GREETING_S = 20
+SAY_EVERY_S = 0.1  # each word crosses a link and wakes whoever reads there
 
 
 def run(arguments):
@@ -94,11 +96,14 @@ class Lane:
 
     def feed(self, files):
         stdin = self.process.stdin
+        sent, said = 0, time.monotonic()
         try:
             for piece in frames(files, self.spans):
                 stdin.write(piece)
-                if len(piece) > FRAME.size:
-                    say(f"sent {len(piece)}")
+                sent += len(piece) if len(piece) > FRAME.size else 0
+                if sent and time.monotonic() - said > SAY_EVERY_S:
+                    say(f"sent {sent}")
+                    sent, said = 0, time.monotonic()
         except BrokenPipeError:  # the receiver gave up, or the link broke: its answer tells which
             pass
         except HostError as failure:
@@ -106,6 +111,8 @@ class Lane:
         except OSError as error:
             record = classify(error, "")
             self.failure = HostError(record.pop("kind"), record.pop("message"), **record)
+        if sent:
+            say(f"sent {sent}")
         with contextlib.suppress(BrokenPipeError):
             stdin.close()
 
