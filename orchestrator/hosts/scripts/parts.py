@@ -109,6 +109,17 @@ class Writer:
 
     def __init__(self, part, session):
         self.part = part
+        for left in reversed(range(5)):
+            try:
+                self.open(session)
+            except FileNotFoundError:  # another sender has just removed the folder, which was empty
+                if not left:
+                    raise
+            else:
+                return
+
+    def open(self, session):
+        part = self.part
         os.makedirs(os.path.dirname(part.path), mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         who = os.open(part.path + ".who", flags | os.O_APPEND, 0o600)
@@ -117,7 +128,11 @@ class Writer:
         finally:
             os.close(who)
         self.data = os.open(part.path, flags, 0o600)
-        self.map = os.open(part.path + ".map", flags, 0o600)
+        try:
+            self.map = os.open(part.path + ".map", flags, 0o600)
+        except OSError:
+            os.close(self.data)
+            raise
 
     def put(self, index, piece, check):
         lock(self.data, fcntl.LOCK_SH)

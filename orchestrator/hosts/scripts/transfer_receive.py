@@ -167,6 +167,19 @@ def receive_chunks(stream, parts, session):
 
 def finish(final, store, arguments, parts, hashed):
     """Makes the folder. Returns its path, or the names of what has to be sent again."""
+    try:
+        return assemble(final, store, arguments, parts, hashed)
+    except FileNotFoundError:  # another sender was quicker, and has tidied up what we counted on
+        return there_already(final, arguments) or {"again": sorted(arguments["files"]), "wrong": False}
+
+
+def there_already(final, arguments):
+    if not arguments["plain"] and os.path.isdir(final) and not damage(final):
+        return {"path": final, "outcome": "present"}
+    return None
+
+
+def assemble(final, store, arguments, parts, hashed):
     files, twins = arguments["files"], arguments["twins"]
     with contextlib.ExitStack() as stack:
         good = {}
@@ -175,10 +188,8 @@ def finish(final, store, arguments, parts, hashed):
                 good[part.digest] = held(stack, part, part.digest in hashed, arguments["session"])
         bad = {digest: state for digest, state in good.items() if state != "right"}
         if bad:
-            if not arguments["plain"] and os.path.isdir(final) and not damage(final):
-                return {"path": final, "outcome": "present"}  # another sender was quicker
             again = sorted(name for name, entry in files.items() if entry["sha256"] in bad)
-            return {"again": again, "wrong": "wrong" in bad.values()}
+            return there_already(final, arguments) or {"again": again, "wrong": "wrong" in bad.values()}
         staged = stack.enter_context(staging(store, arguments["name"]))
         try:
             for name in sorted(files):
