@@ -32,6 +32,9 @@ LEAST_GAINS = {"anchor_in_context": 0.08, "block_size": 0.12}
 """Sound drafters gain from these too: the anchor's feature leaks, and a smaller block asks less of a slot."""
 _NOT_BY_TAU = frozenset({"block_size", "cross_block", "label_shift"})
 """Slugs whose variants draft other numbers of tokens, or do what no harness can: their tau says nothing against them."""
+CROSS_BLOCK_GAIN = 0.2
+"""From here on (its interval's lower end) sight of other blocks is named below the floor of tau too: only a drafter that
+was trained with it gains so much from it."""
 LEVEL, EACH, SEPARATION, SUSPECT = 0.01, 0.06, 0.05, 0.01
 """Chance of naming a departure by noise, over all variants together; of either measure by itself, where both have to
 agree; of taking one departure for another; and of suspecting one variant by noise."""
@@ -166,7 +169,7 @@ def judge(
     count = max(len(tried), 1)
     fits = sorted((one for one in tried if one.fits_better(count)), key=lambda one: -one.gain)
     best = max([tau, *(one.compared.tau for one in fits if one.variant.slug != "cross_block")])
-    if best < TAU_FLOOR and not (fits and fits[0].variant.slug == "cross_block" and tau >= TAU_FLOOR):
+    if best < TAU_FLOOR and not (fits and _sees_other_blocks(fits[0], tau)):
         return _below_the_floor(tau, tried, checks)
     if not fits:
         suspects = sorted(
@@ -174,6 +177,13 @@ def judge(
         )
         return _suspected(tau, suspects) if suspects else _no_departure(tau, tried, reference)
     return _departure(fits, versus)
+
+
+def _sees_other_blocks(top: Tried, tau: float) -> bool:
+    """Whether it was clearly trained with blocks in sight of each other, which no harness can give it back."""
+    if top.variant.slug != "cross_block":
+        return False
+    return tau >= TAU_FLOOR or top.compared.gain.low > CROSS_BLOCK_GAIN
 
 
 def _departure(fits: list[Tried], versus: Callable[[Tried, Tried], Compared]) -> Verdict:

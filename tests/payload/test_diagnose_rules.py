@@ -95,6 +95,11 @@ def test_below_the_floor_all_is_noise() -> None:
     assert _judge(lifts, tau=1.6).cause == "label_shift"
 
 
+def test_sight_of_other_blocks_is_named_below_the_floor_if_much_comes_back_with_it() -> None:
+    assert _judge(_tried("cross_block", 0.35, 17.0, tau=2.4), tau=1.99).cause == "cross_block"
+    assert _judge(_tried("cross_block", 0.1, 17.0, tau=2.4), tau=1.99).verdict == "undertrained"
+
+
 def test_a_blind_drafter_with_the_weights_of_a_long_training_is_not_called_undertrained() -> None:
     blind = [_tried("context_order", -0.01, -0.5, tau=1.1), _tried("no_context", 0.0, 0.1, tau=1.1)]
 
