@@ -19,6 +19,7 @@ from orchestrator.transfer.parcel import (
     Progress,
     Site,
     SourceError,
+    Trip,
 )
 from orchestrator.transfer.room import need_room
 from orchestrator.transfer.streamed import receive_args, stream_through
@@ -74,7 +75,8 @@ def deliver(
         need_room(parcel, need, destination.host.name, remedy)
         meter = Meter(parcel.size - need.bytes_to_send(parcel), parcel.size, progress)
         try:
-            answer, way = _carry(parcel, source, destination, place, need, meter, direct, report)
+            trip = Trip(parcel, source, destination, place, need, meter)
+            answer, way = _carry(trip, direct, report)
         except LinkError as error:
             raise _resumable(error, need, meter) from error
         if "again" not in answer:
@@ -102,28 +104,20 @@ def plan(parcel: Parcel, destination: Site, place: Place, *, afresh: bool = Fals
 
 
 def _carry(
-    parcel: Parcel,
-    source: Site,
-    destination: Site,
-    place: Place,
-    need: Need,
-    meter: Meter,
-    direct: Direct | None,
-    report: Callable[[str], None] | None,
+    trip: Trip, direct: Direct | None, report: Callable[[str], None] | None
 ) -> tuple[dict[str, Any], str]:
     """Returns the receiver's answer and the way that was taken."""
-    if need.bytes_to_send(parcel) < _LARGE:
-        return stream_through(parcel, source, destination, place, need, meter, 1), "through here"
-    if direct is not None and direct.may_be_open(source, destination):
+    if trip.need.bytes_to_send(trip.parcel) < _LARGE:
+        return stream_through(trip, 1), "through here"
+    if direct is not None and direct.may_be_open(trip.source, trip.destination):
         try:
-            return direct.carry(parcel, source, destination, place, need, meter), "direct"
+            return direct.carry(trip), "direct"
         except NoDirectWayError as error:
             if report:
-                report(f"{parcel.label} goes through this machine: {error}")
-    ends = [replace(site, host=bulk_host(site.host)) for site in (source, destination)]
+                report(f"{trip.parcel.label} goes through this machine: {error}")
+    ends = [replace(site, host=bulk_host(site.host)) for site in (trip.source, trip.destination)]
     lanes = max(_lanes(site) for site in ends)
-    answer = stream_through(parcel, ends[0], ends[1], place, need, meter, lanes)
-    return answer, "through here"
+    return stream_through(replace(trip, source=ends[0], destination=ends[1]), lanes), "through here"
 
 
 def _lanes(site: Site) -> int:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from orchestrator.hosts.base import Host
-    from orchestrator.transfer.meter import Meter
-    from orchestrator.transfer.parcel import Need, Parcel, Place, Site
+    from orchestrator.transfer.parcel import Site, Trip
 
 __all__ = ["Direct"]
 
@@ -52,9 +51,7 @@ class Direct:
         """Says whether it is worth a try: a way that was found closed stays so for as long as the hosts are open."""
         return source.host.name not in _CLOSED.get(destination.host, ())
 
-    def carry(
-        self, parcel: Parcel, source: Site, destination: Site, place: Place, need: Need, meter: Meter
-    ) -> dict[str, Any]:
+    def carry(self, trip: Trip) -> dict[str, Any]:
         """Sends what is missing and makes the folder. Returns the receiver's answer.
 
         Raises:
@@ -62,10 +59,12 @@ class Direct:
             SourceError: the source's files are not as promised.
             LinkError, HostFailedError: as `remote.call` does, of the destination too.
         """
+        source, destination = trip.source, trip.destination
         try:
             visited = self._introduced(source, destination)
-            sender = source if self.one_off_key else _with_agent(source)
-            return _Trip(parcel, sender, destination, place, need, meter, visited, self.one_off_key).go()
+            if not self.one_off_key:
+                trip = replace(trip, source=_with_agent(source))
+            return _Sending(trip, visited, own_key=self.one_off_key).go()
         except NoDirectWayError:
             _CLOSED.setdefault(destination.host, set()).add(source.host.name)
             raise
@@ -89,30 +88,19 @@ def _with_agent(source: Site) -> Site:
     return replace(source, host=host)
 
 
-class _Trip:
+class _Sending:
     """One transfer from host to host."""
 
-    def __init__(
-        self,
-        parcel: Parcel,
-        source: Site,
-        destination: Site,
-        place: Place,
-        need: Need,
-        meter: Meter,
-        visited: Introduction,
-        own_key: bool,
-    ) -> None:
-        self._parcel, self._source, self._destination = parcel, source, destination
-        self._place, self._need, self._meter = place, need, meter
-        self._visited = visited
+    def __init__(self, trip: Trip, visited: Introduction, *, own_key: bool) -> None:
+        self._trip, self._visited = trip, visited
+        self._source, self._destination = trip.source, trip.destination
         self._key = make_key() if own_key else None
 
     def go(self) -> dict[str, Any]:
         """Sends."""
-        reached = self._reach()
+        trip, reached = self._trip, self._reach()
         lanes = _LANES if reached["seconds"] > _FAR_S else 1
-        args = receive_args(self._parcel, self._place, self._need, finish=lanes == 1) | {"greet": True}
+        args = receive_args(trip.parcel, trip.place, trip.need, finish=lanes == 1) | {"greet": True}
         packed = base64.b64encode(json.dumps(args).encode()).decode()
         command = command_line([*remote.script_argv("transfer_receive", self._destination.python), packed])
         words = self._push(reached["folder"], command, lanes)
@@ -130,7 +118,7 @@ class _Trip:
         self._raise_refusals(answers)
         if lanes == 1:
             return dict(answers[-1]["answer"])
-        return receive(self._parcel, self._destination, self._place, self._need, iter([END]), finish=True)
+        return receive(trip, iter([END]), finish=True)
 
     def _reach(self) -> dict[str, Any]:
         args = {
@@ -147,6 +135,7 @@ class _Trip:
             raise self._no_way(error) from error
 
     def _push(self, folder: str, command: str, lanes: int) -> Generator[str, None, None]:
+        parcel, need = self._trip.parcel, self._trip.need
         args = {
             "folder": folder,
             "address": self._visited.address,
@@ -156,8 +145,8 @@ class _Trip:
             "own_key": self._key is not None,
             "ciphers": ",".join(USUAL_CIPHERS),
             "command": command,
-            "files": [[name, file.size, dict(file.origin)] for name, file in self._parcel.contents()],
-            "lanes": [self._need.spans(self._parcel, lane, lanes) for lane in range(lanes)],
+            "files": [[name, file.size, dict(file.origin)] for name, file in parcel.contents()],
+            "lanes": [need.spans(parcel, lane, lanes) for lane in range(lanes)],
         }
         return _lines(
             remote.stream(
@@ -209,7 +198,7 @@ class _Trip:
         try:
             for line in words:
                 if line.startswith("sent "):
-                    self._meter.add(int(line.removeprefix("sent ")))
+                    self._trip.meter.add(int(line.removeprefix("sent ")))
                 elif line.startswith("{"):
                     answers.append(json.loads(line))
         except LinkError as error:

@@ -11,6 +11,7 @@ from orchestrator.errors import OrchError
 
 if TYPE_CHECKING:
     from orchestrator.hosts.base import Host
+    from orchestrator.transfer.meter import Meter
 
 __all__ = [
     "CHUNK",
@@ -24,6 +25,7 @@ __all__ = [
     "Site",
     "SourceError",
     "Span",
+    "Trip",
 ]
 
 CHUNK = 1 << 20
@@ -133,3 +135,15 @@ class Need:
     def bytes_to_copy(self, parcel: Parcel) -> int:
         """Returns the bytes that are copied there."""
         return sum(file.size for _, file in parcel.contents() if file.sha256 in self.twins)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One transfer: what, from where, to which place of which machine, what of it has to travel, and who counts."""
+
+    parcel: Parcel
+    source: Site
+    destination: Site
+    place: Place
+    need: Need
+    meter: Meter

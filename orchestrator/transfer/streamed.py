@@ -18,8 +18,7 @@ from orchestrator.transfer.parcel import SourceError
 
 if TYPE_CHECKING:
     from orchestrator.hosts.programs import PipeEnd
-    from orchestrator.transfer.meter import Meter
-    from orchestrator.transfer.parcel import Need, Parcel, Place, Site
+    from orchestrator.transfer.parcel import Need, Parcel, Place, Site, Trip
 
 __all__ = ["END", "receive", "receive_args", "send_args", "stream_through"]
 
@@ -54,37 +53,27 @@ def send_args(parcel: Parcel, need: Need, lane: int = 0, lanes: int = 1) -> dict
     }
 
 
-def receive(
-    parcel: Parcel,
-    destination: Site,
-    place: Place,
-    need: Need,
-    stdin: Iterator[bytes | PipeEnd],
-    *,
-    finish: bool,
-) -> dict[str, Any]:
+def receive(trip: Trip, stdin: Iterator[bytes | PipeEnd], *, finish: bool) -> dict[str, Any]:
     """Feeds the receiving script and returns its answer."""
     return remote.call(
-        destination.host,
+        trip.destination.host,
         "transfer_receive",
-        receive_args(parcel, place, need, finish=finish),
-        python=destination.python,
+        receive_args(trip.parcel, trip.place, trip.need, finish=finish),
+        python=trip.destination.python,
         stdin=stdin,
-        timeout=300 + parcel.size / _SLOWEST,
+        timeout=300 + trip.parcel.size / _SLOWEST,
     )
 
 
-def stream_through(
-    parcel: Parcel, source: Site, destination: Site, place: Place, need: Need, meter: Meter, lanes: int
-) -> dict[str, Any]:
+def stream_through(trip: Trip, lanes: int) -> dict[str, Any]:
     """Sends what is missing and makes the folder. Returns the receiver's answer.
 
     Raises:
         SourceError: the source failed. LinkError, HostFailedError: as `remote.call` does.
     """
-    if not need.missing:
-        return receive(parcel, destination, place, need, iter([END]), finish=True)
-    job = _Job(parcel, source, destination, place, need, meter, lanes)
+    if not trip.need.missing:
+        return receive(trip, iter([END]), finish=True)
+    job = _Job(trip, lanes)
     if lanes == 1:
         return job.run(0)
     with ThreadPoolExecutor(lanes) as pool:
@@ -92,39 +81,25 @@ def stream_through(
     failures = [failure for done in running if (failure := done.exception()) is not None]
     if failures:
         raise next((f for f in failures if isinstance(f, SourceError)), failures[0])
-    return receive(parcel, destination, place, need, iter([END]), finish=True)
+    return receive(trip, iter([END]), finish=True)
 
 
 class _Job:
     """What the lanes of one transfer share. One that fails stops the others."""
 
-    def __init__(
-        self,
-        parcel: Parcel,
-        source: Site,
-        destination: Site,
-        place: Place,
-        need: Need,
-        meter: Meter,
-        lanes: int,
-    ) -> None:
-        self._parcel, self._source, self._destination = parcel, source, destination
-        self._place, self._need, self._meter, self._lanes = place, need, meter, lanes
+    def __init__(self, trip: Trip, lanes: int) -> None:
+        self._trip, self._lanes = trip, lanes
         self._over = threading.Event()
-        self._piped = need.bytes_to_send(parcel) >= _WORTH_A_PIPE and takes_pipes(destination.host)
+        large = trip.need.bytes_to_send(trip.parcel) >= _WORTH_A_PIPE
+        self._piped = large and takes_pipes(trip.destination.host)
 
     def run(self, lane: int) -> dict[str, Any]:
         """Sends one lane's share; the only lane makes the folder too."""
-        sender = _Sender(self._source, send_args(self._parcel, self._need, lane, self._lanes), self._piped)
+        trip = self._trip
+        args = send_args(trip.parcel, trip.need, lane, self._lanes)
+        sender = _Sender(trip.source, args, self._piped)
         try:
-            return receive(
-                self._parcel,
-                self._destination,
-                self._place,
-                self._need,
-                self._meter.count(sender.pieces(), self._over),
-                finish=self._lanes == 1,
-            )
+            return receive(trip, trip.meter.count(sender.pieces(), self._over), finish=self._lanes == 1)
         except OrchError:
             self._over.set()
             sender.raise_own()
