@@ -13,6 +13,7 @@ import selectors
 import signal
 import subprocess
 import threading
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from orchestrator.hosts.base import Completed
@@ -130,7 +131,7 @@ def run_program(
         stdout, stderr = out.result(patience), err.result(patience)
     if expired.is_set():
         raise ExpiredError
-    return Completed(process.returncode if process.returncode >= 0 else -1, stdout, stderr)
+    return Completed(max(process.returncode, -1), stdout, stderr)
 
 
 def stream_program(
@@ -147,18 +148,9 @@ def stream_program(
         StartError: it cannot be started.
         ExpiredError: nothing came for `silence` seconds.
     """
-    process = _start(argv, subprocess.DEVNULL, cwd, env)
-    stderr = _Drain(process.stderr, _ERROR_TAIL)
-    try:
-        with watch(lambda: _kill(process)) if watch else contextlib.nullcontext():
-            yield from _pieces(process, silence)
-            code = process.wait()
-    finally:
-        _kill(process)
-        process.wait()
-        errors = stderr.result()
-        _pipe(process.stdout).close()
-    return Completed(code if code >= 0 else -1, b"", errors)
+    with _pouring(argv, cwd, env, watch) as program:
+        yield from _pieces(program.process, silence)
+    return program.end()
 
 
 def pipe_program(
@@ -175,24 +167,45 @@ def pipe_program(
         StartError: it cannot be started.
         ExpiredError: nothing came for `silence` seconds.
     """
+    with _pouring(argv, cwd, env, watch) as program:
+        end = PipeEnd(_pipe(program.process.stdout).fileno(), silence)
+        yield end
+        if end.fell_silent:
+            raise ExpiredError
+        if end.cut_short:  # nobody wants the rest, nor to hear that it could not be written
+            _kill(program.process)
+        _pipe(program.process.stdout).close()
+    return Completed(0, b"", b"") if end.cut_short else program.end()
+
+
+@dataclass
+class _Pouring:
+    """A program whose stdout somebody takes as it comes. Once that is over: how it ended, the last of its stderr."""
+
+    process: subprocess.Popen[bytes]
+    errors: bytes = b""
+
+    def end(self) -> Completed:
+        """Returns how it ended; it has."""
+        return Completed(max(self.process.returncode, -1), b"", self.errors)
+
+
+@contextlib.contextmanager
+def _pouring(
+    argv: Sequence[str], cwd: Path | None, env: Mapping[str, str] | None, watch: Watch | None
+) -> Generator[_Pouring, None, None]:
+    """Runs a program in its watch, to its end; one whose reader gives up is killed."""
     process = _start(argv, subprocess.DEVNULL, cwd, env)
-    stderr = _Drain(process.stderr, _ERROR_TAIL)
+    program, stderr = _Pouring(process), _Drain(process.stderr, _ERROR_TAIL)
     try:
         with watch(lambda: _kill(process)) if watch else contextlib.nullcontext():
-            end = PipeEnd(_pipe(process.stdout).fileno(), silence)
-            yield end
-            if end.fell_silent:
-                raise ExpiredError
-            if end.cut_short:  # nobody wants the rest, nor to hear that it could not be written
-                return Completed(0, b"", b"")
-            _pipe(process.stdout).close()
-            code = process.wait()
+            yield program
+            process.wait()
     finally:
         _kill(process)
         process.wait()
-        errors = stderr.result()
+        program.errors = stderr.result()
         _pipe(process.stdout).close()
-    return Completed(code if code >= 0 else -1, b"", errors)
 
 
 def _start(

@@ -18,6 +18,15 @@ import pytest
 from orchestrator.hosts.endpoint import Endpoint
 from orchestrator.hosts.known_hosts import host_pattern
 
+NEEDS_SSH = [
+    pytest.mark.sshd,
+    pytest.mark.skipif(
+        shutil.which("ssh") is None,
+        reason="OpenSSH's client is not installed (apt-get install openssh-client)",
+    ),
+]
+"""Marks of a module that is about the ssh program."""
+
 SSHD = shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}")
 
 

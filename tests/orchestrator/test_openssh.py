@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,15 +25,9 @@ from orchestrator.hosts.openssh import OpensshHost
 from orchestrator.hosts.ssh import SshHost
 from orchestrator.inventory import HostEntry, Inventory
 from tests.conftest import REPO
-from tests.orchestrator.ssh_servers import Relay, free_port, make_key, openssh_server, sshd_chain
+from tests.orchestrator.ssh_servers import NEEDS_SSH, Relay, free_port, make_key, openssh_server, sshd_chain
 
-pytestmark = [
-    pytest.mark.sshd,
-    pytest.mark.skipif(
-        shutil.which("ssh") is None,
-        reason="OpenSSH's client is not installed (apt-get install openssh-client)",
-    ),
-]
+pytestmark = NEEDS_SSH
 
 
 @pytest.fixture

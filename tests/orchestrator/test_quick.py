@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,16 +23,10 @@ from orchestrator.hosts.quick import QuickHost, begin_ahead
 from orchestrator.hosts.ssh import SshHost
 from orchestrator.inventory import HostEntry, Inventory
 from tests.conftest import REPO
-from tests.orchestrator.ssh_servers import free_port, make_key, openssh_server
+from tests.orchestrator.ssh_servers import NEEDS_SSH, free_port, make_key, openssh_server
 from tests.orchestrator.trees import write_payload
 
-pytestmark = [
-    pytest.mark.sshd,
-    pytest.mark.skipif(
-        shutil.which("ssh") is None,
-        reason="OpenSSH's client is not installed (apt-get install openssh-client)",
-    ),
-]
+pytestmark = NEEDS_SSH
 
 
 @pytest.fixture
