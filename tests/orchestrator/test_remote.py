@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import shutil
 import subprocess
@@ -98,6 +99,17 @@ def test_input_follows_the_arguments(host: WatchedHost, script: Path) -> None:
     assert remote.call(host, "probe", {}, python=sys.executable, stdin=[b"one ", b"two\n"]) == {
         "read": "one two\n"
     }
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="this system's pipes have one size")
+def test_a_pipe_is_widened_and_what_is_none_is_left_alone(host: WatchedHost, script: Path) -> None:
+    script.write_text(
+        "# needs chunks\nimport fcntl, socket\n\n\ndef run(arguments):\n"
+        "    end = os.pipe()[1]\n    widen(end)\n    one, other = socket.socketpair()\n    widen(one.fileno())\n"
+        "    one.sendall(b'through')\n"
+        "    return {'holds': fcntl.fcntl(end, fcntl.F_GETPIPE_SZ), 'socket': other.recv(7).decode()}\n"
+    )
+    assert call(host) == {"holds": 1 << 20, "socket": "through"}
 
 
 def test_noise_around_the_answer_does_no_harm(host: WatchedHost, script: Path) -> None:

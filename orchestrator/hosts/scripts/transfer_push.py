@@ -70,6 +70,7 @@ class Lane:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        widen(self.process.stdin.fileno())
         self.errors = b""
         self.listener = threading.Thread(target=self.listen, daemon=True)
         self.listener.start()

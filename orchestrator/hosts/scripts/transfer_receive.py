@@ -26,6 +26,7 @@ def run(arguments):
         raise HostError("checkpoint", f"the list of files is not that of checkpoint {arguments['name'][:12]}")
     parts = [Part(store, digest, size) for digest, size in distinct(files)]
     full = False
+    widen(sys.stdin.fileno())
     if arguments["greet"]:
         sys.stdout.write("orch-receives\n")
         sys.stdout.flush()

@@ -3,5 +3,6 @@
 
 
 def run(arguments):
+    widen(sys.stdout.fileno())
     for piece in frames(arguments["files"], arguments["spans"]):
         sys.stdout.buffer.write(piece)
