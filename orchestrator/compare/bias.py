@@ -19,7 +19,7 @@ __all__ = ["short_output_bias"]
 
 def short_output_bias(series: Series) -> dict[str, float]:
     """Returns dialect -> relative bias; all NaN where no response has two rounds."""
-    rounds, accepted = series.rounds.astype(float), series.accepted.astype(float)
+    accepted, rounds = series.whole_terms
     some = rounds > 0
     freedom = float((rounds[some] - 1).sum())
     if freedom == 0:

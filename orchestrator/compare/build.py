@@ -18,7 +18,14 @@ import numpy as np
 from orchestrator.compare.columns import Series, Shape
 from orchestrator.compare.comparability import check_comparable, describe
 from orchestrator.compare.curves import budget_curves, step_curves
-from orchestrator.compare.entries import Context, Named, figure_terms, make_entries
+from orchestrator.compare.entries import (
+    Context,
+    Described,
+    Named,
+    describe_entries,
+    figure_terms,
+    make_entries,
+)
 from orchestrator.compare.filters import keep, read_filter
 from orchestrator.compare.metrics import read_metric
 from orchestrator.compare.model import Block, Comparison, FieldDifference, StepCurve, Versus
@@ -91,12 +98,13 @@ class _Table(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A table of which a worker makes the random part: its resamples, and what its matches come to."""
+    """A table of which workers make the random part: its resamples, and what its matches come to."""
 
     shape: Shape
     temperature: float | None
     named: list[Named]
     wholes: list[Terms]
+    described: list[Described]
     matches: list[Match]
     bootstrap: Future[Bootstrap]
     results: Future[list[Paired]]
@@ -166,9 +174,9 @@ def _tables(
         if any(one.key.shape == shape.name for one in group.series)
     ]
     # The long sums of the random part leave the interpreter's lock to the tables before them; whole tables in threads
-    # would mostly wait for each other.
-    with ThreadPoolExecutor(1, "orch-draws") as worker:
-        begun = [_begin(worker, *arguments) for arguments in wanted]
+    # would mostly wait for each other. Two workers: one compares a table's pairs while the other resamples the next.
+    with ThreadPoolExecutor(2, "orch-draws") as workers:
+        begun = [_begin(workers, *arguments) for arguments in wanted]
         return [_table(one, context) for one, (*_, context) in zip(begun, wanted, strict=True)]
 
 
@@ -238,24 +246,25 @@ def _baseline_words(baseline: str | None, wanted: Wanted) -> tuple[str, ...]:
 
 
 def _begin(
-    worker: Executor,
+    workers: Executor,
     shape: Shape,
     temperature: float | None,
     group: Measurements,
     names: dict[DrafterKey, DrafterName],
     context: Context,
 ) -> _Begun:
-    """Has a table's random part made by a worker."""
+    """Has a table's random part made by workers, and describes its entries meanwhile."""
     named = [Named(*names[drafter_of(s.key)], s) for s in group.series if s.key.shape == shape.name]
     named.sort(key=lambda one: (one.name != context.baseline, natural_key(one.name)))
     wholes = [
         figure_terms(context.metric, one.series, np.arange(len(one.series.unit)), one.series.cluster)
         for one in named
     ]
-    bootstrap = worker.submit(Bootstrap, wholes)
+    bootstrap = workers.submit(Bootstrap, wholes)
     matches = match(list(pairs_of(named, context.baseline)), named, wholes, context)
-    results = worker.submit(_compared, matches, bootstrap, context)
-    return _Begun(shape, temperature, named, wholes, matches, bootstrap, results)
+    results = workers.submit(_compared, matches, bootstrap, context)
+    described = describe_entries(shape, named, wholes, context)
+    return _Begun(shape, temperature, named, wholes, described, matches, bootstrap, results)
 
 
 def _compared(matches: Sequence[Match], bootstrap: Future[Bootstrap], context: Context) -> list[Paired]:
@@ -263,9 +272,9 @@ def _compared(matches: Sequence[Match], bootstrap: Future[Bootstrap], context: C
 
 
 def _table(begun: _Begun, context: Context) -> _Table:
-    shape, temperature, named, wholes, matches, *_ = begun
+    shape, temperature, named, wholes, described, matches, *_ = begun
     bootstrap = begun.bootstrap.result()
-    entries = make_entries(shape, named, wholes, context, bootstrap)
+    entries = make_entries(described, context, bootstrap)
     versuses = set_against(matches, named, begun.results.result())
     for one, versus in zip(matches, versuses, strict=True):
         place = one.pair.candidate

@@ -201,7 +201,7 @@ class Series:
     @cached_property
     def histogram(self) -> Ints:
         """Number of rounds with length 1 ... slots + 1."""
-        return np.bincount(self.lengths, minlength=self.slots + 2)[1:].astype(np.int64)
+        return np.bincount(self.lengths, minlength=self.slots + 2)[1:]
 
     @cached_property
     def survival(self) -> Floats:
@@ -236,16 +236,22 @@ class Series:
         return self._terms[dialect]
 
     @cached_property
+    def whole_terms(self) -> Terms:
+        """Accepted and bonus tokens, and rounds, of each row: tau, and what most dialects are made of."""
+        return Terms(self.accepted.astype(float), self.rounds.astype(float))
+
+    @cached_property
     def _terms(self) -> dict[str, Terms]:
         return {}
 
 
 def _tau(series: Series) -> Terms:
-    return Terms(series.accepted.astype(float), series.rounds.astype(float))
+    return series.whole_terms
 
 
 def _no_bonus(series: Series) -> Terms:
-    return Terms((series.accepted - series.rounds).astype(float), series.rounds.astype(float))
+    accepted, rounds = series.whole_terms
+    return Terms(accepted - rounds, rounds)
 
 
 def _mean_of(num: Ints, den: Ints) -> Terms:

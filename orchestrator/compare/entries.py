@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,12 +16,21 @@ from orchestrator.compare.stats import Bootstrap, Estimate, estimate_ratios
 from remote_payload.tau import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestrator.compare.load import PromptName
     from orchestrator.compare.metrics import Metric
 
-__all__ = ["Context", "Named", "figure_terms", "make_entries", "sum_terms", "with_details"]
+__all__ = [
+    "Context",
+    "Described",
+    "Named",
+    "describe_entries",
+    "figure_terms",
+    "make_entries",
+    "sum_terms",
+    "with_details",
+]
 
 
 class Named(NamedTuple):
@@ -54,43 +64,71 @@ class _Part(NamedTuple):
     rounds: int
 
 
-def make_entries(
-    shape: Shape, named: Sequence[Named], wholes: Sequence[Terms], context: Context, bootstrap: Bootstrap
-) -> list[Entry]:
-    """All entries of a block; every interval of the block comes from one call.
+class Described(NamedTuple):
+    """An entry that lacks its estimates: `finish` takes `figure`, `datasets` and `contexts`.
+
+    `datasets` are its parts by the number of their dataset, `contexts` by the least context of their bucket.
+    """
+
+    named: Named
+    whole: Terms
+    datasets: dict[int, _Part]
+    contexts: dict[int, _Part]
+    finish: Callable[..., Entry]
+
+
+def describe_entries(
+    shape: Shape, named: Sequence[Named], wholes: Sequence[Terms], context: Context
+) -> list[Described]:
+    """Returns all of a block's entries but their estimates: what needs no resamples.
 
     Args:
         shape: the block's shape.
         named: its series.
         wholes: the figure of each series, over its clusters.
         context: what figures are made with.
-        bootstrap: the block's resamples.
     """
-    datasets = [_by_dataset(one.series, context) for one in named]
-    in_full = with_details("dataset", named, wholes, context)
     few = context.details_of is None or len(named) <= context.details_of
     by_context = few and "context" in context.details
-    contexts = [_by_context(one.series, context) if by_context else {} for one in named]
-    bootstrap.prepare(wholes)
-    figures = estimate_ratios(wholes, bootstrap)
-    everyone = frozenset(range(len(named)))
-    by_dataset = [
-        tuple(
-            DatasetFigures(context.datasets[number], figure, len(part.terms.num), part.rounds)
-            for (number, part), figure in zip(parts.items(), estimates, strict=True)
-        )
-        for parts, estimates in zip(datasets, _estimate_parts(datasets, bootstrap, in_full), strict=True)
-    ]
-    context_figures = [
-        tuple(
-            ContextFigures(low, 2 * low or 16, figure, len(part.terms.num), part.rounds)
-            for (low, part), figure in zip(parts.items(), estimates, strict=True)
-        )
-        for parts, estimates in zip(contexts, _estimate_parts(contexts, bootstrap, everyone), strict=True)
-    ]
     return [
-        _entry(shape, *whole, context)
-        for whole in zip(named, wholes, figures, by_dataset, context_figures, strict=True)
+        Described(
+            one,
+            whole,
+            _by_dataset(one.series, context),
+            _by_context(one.series, context) if by_context else {},
+            _begin_entry(shape, one, whole, context),
+        )
+        for one, whole in zip(named, wholes, strict=True)
+    ]
+
+
+def make_entries(described: Sequence[Described], context: Context, bootstrap: Bootstrap) -> list[Entry]:
+    """All entries of a block; every interval of the block comes from one call.
+
+    Args:
+        described: its entries but for their estimates.
+        context: what figures are made with.
+        bootstrap: the block's resamples.
+    """
+    wholes = [one.whole for one in described]
+    in_full = with_details("dataset", [one.named for one in described], wholes, context)
+    figures = estimate_ratios(wholes, bootstrap)
+    everyone = frozenset(range(len(described)))
+    by_dataset = _estimate_parts([one.datasets for one in described], bootstrap, in_full)
+    by_context = _estimate_parts([one.contexts for one in described], bootstrap, everyone)
+    return [
+        one.finish(
+            figure=figure,
+            datasets=tuple(
+                DatasetFigures(context.datasets[number], estimate, len(part.terms.num), part.rounds)
+                for (number, part), estimate in zip(one.datasets.items(), datasets, strict=True)
+            ),
+            contexts=tuple(
+                ContextFigures(low, 2 * low or 16, estimate, len(part.terms.num), part.rounds)
+                for (low, part), estimate in zip(one.contexts.items(), contexts, strict=True)
+            ),
+        )
+        for one, figure, datasets, contexts in zip(described, figures, by_dataset, by_context, strict=True)
     ]
 
 
@@ -131,17 +169,10 @@ def _by_context(series: Series, context: Context) -> dict[int, _Part]:
     return parts
 
 
-def _entry(
-    shape: Shape,
-    one: Named,
-    whole: Terms,
-    figure: Estimate,
-    datasets: tuple[DatasetFigures, ...],
-    contexts: tuple[ContextFigures, ...],
-    context: Context,
-) -> Entry:
+def _begin_entry(shape: Shape, one: Named, whole: Terms, context: Context) -> Callable[..., Entry]:
     series, step = one.series, step_of(one.name)
-    return Entry(
+    return partial(
+        Entry,
         name=one.name,
         aliases=one.aliases,
         drafter_hash=series.key.drafter_hash,
@@ -153,7 +184,6 @@ def _entry(
         runs=series.runs,
         training=training_of(step) if step else None,
         step=step.number if step else None,
-        figure=figure,
         dialects={name: _pooled(series.terms(name)) for name in DIALECTS},
         dataset_mean=_dataset_mean(series),
         short_output_bias=short_output_bias(series),
@@ -166,8 +196,6 @@ def _entry(
         survival=tuple(series.survival.tolist()),
         conditional=tuple(series.conditional.tolist()),
         histogram=tuple(series.histogram.tolist()),
-        datasets=datasets,
-        contexts=contexts,
     )
 
 

@@ -120,12 +120,17 @@ def chances_of_best(items: Sequence[Terms], bootstrap: Bootstrap | None = None) 
     """
     bootstrap = bootstrap or Bootstrap()
     bootstrap.prepare(items)
-    replicates = np.stack([bootstrap.replicates(one) for one in items])
-    replicates = replicates[:, np.isfinite(replicates).all(axis=0)]
-    if not replicates.shape[1]:
+    replicates = [bootstrap.replicates(one) for one in items]
+    known = np.logical_and.reduce([np.isfinite(one) for one in replicates])
+    if not known.any():
         return None
-    highest = (replicates == replicates.max(axis=0)).astype(float)
-    return [float(share) for share in highest @ (1 / highest.sum(axis=0)) / highest.shape[1]]
+    # One drafter at a time, since a matrix of all of them would not fit a processor's cache.
+    highest = np.full(len(known), -np.inf)
+    for one in replicates:
+        np.maximum(highest, one, out=highest, where=known)
+    first = [(one == highest) & known for one in replicates]
+    share = np.where(known, 1 / np.maximum(np.sum(first, axis=0), 1), 0.0)
+    return [float(share[own].sum()) / int(known.sum()) for own in first]
 
 
 def holm(chances: Sequence[float]) -> list[float]:
