@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes. Each has its own sandbox hosts and temporary folders.
+# Test processes, beside one for the tests that run one by one. Each has its own sandbox hosts and temporary folders.
 JOBS ?= 2
 BIN := $(VENV)/bin
 export PYTHON VENV
@@ -42,10 +42,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	@status=0; \
-	$(BIN)/python -m pytest -m serial --durations 15 || status=$$?; \
-	$(BIN)/python -m pytest -m "not serial" --durations 15 -n $(JOBS) || status=$$?; \
-	exit $$status
+	@$(BIN)/python -m tests.everything $(JOBS)
 
 bench: setup
 	$(BIN)/python -m benchmarks

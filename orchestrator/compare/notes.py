@@ -132,11 +132,11 @@ def _undecided(blocks: Sequence[Block]) -> Iterable[str]:
             and versus.detectable is not None
         ]
         if len(undecided) > _FEW:
-            more = _span([_round_up(_missing(versus)) for _, versus in undecided])
             shares = sorted(versus.detectable or 0.0 for _, versus in undecided)
             yield (
-                f"~ {block.shape}: {len(undecided)} comparisons are undecided; about {more} more prompts would show "
-                f"a 2 % difference (these show {_percent(shares[0])} to {_percent(shares[-1])})"
+                f"~ {block.shape}: {len(undecided)} comparisons are undecided; "
+                f"{_advice_for_many([versus for _, versus in undecided])} "
+                f"(these show {_percent(shares[0])} to {_percent(shares[-1])})"
             )
         else:
             for entry, versus in undecided:
@@ -155,6 +155,14 @@ def _advice(versus: Versus) -> str:
     if missing := _missing(versus):
         return f"about {_round_up(missing)} more prompts would show a 2 % difference"
     return f"a 2 % difference would show with these {versus.clusters} prompts"
+
+
+def _advice_for_many(versuses: Sequence[Versus]) -> str:
+    counts = [_round_up(_missing(versus)) for versus in versuses]
+    if not max(counts):
+        return "a 2 % difference would show with the prompts that there are"
+    more = f"about {_span(counts)}" if min(counts) else f"up to about {max(counts)}"
+    return f"{more} more prompts would show a 2 % difference"
 
 
 def _span(counts: Sequence[int]) -> str:

@@ -2,17 +2,22 @@
 
 What always holds: a file takes its name in the run's folder only after its size and hash were right, so
 what is there under its name is sound; `pulled.json` says whether that is all of it. Files that are here
-already are not sent again. Nothing that the host says chooses a file name.
+already are not sent again, nor is the beginning of one that was cut off (kept as `.NAME.pull`, and taken up only where
+the host's file begins with the same bytes). Nothing that the host says chooses a file name. Who pulls a run that
+somebody else is pulling waits for them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import HostFailedError, ResultsError, UsageError
 from orchestrator.launch.base import ENDED
@@ -21,12 +26,13 @@ from remote_payload.durable import ProtocolError, file_sha256, trim_torn_line, w
 from remote_payload.protocol import MANIFEST_SCHEMA, RESULT_FILES, State, check_schema
 
 if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
     from pathlib import Path
 
 __all__ = ["Sender", "pull"]
 
 Sender = Callable[[Mapping[str, str]], Iterator[bytes]]
-"""Asks the host for the results, less those that the mapping (name -> SHA-256) says are here."""
+"""Asks the host for the results, less what the mapping says is here: name -> SHA-256, or -> SIZE:SHA-256 of a beginning."""
 
 _HEADER = b'{"schema": "orch/send/'
 _NOISE_LIMIT = 1 << 18
@@ -77,8 +83,30 @@ def pull(run: Run, send: Sender, *, host: str, job_dir: str) -> Pulled:
         UsageError: the job has not ended.
         ResultsError: something is missing or wrong; what is sound was kept, `pulled.json` lists the rest.
     """
+    with _alone(run.path):
+        return _pull(run, send, host, job_dir)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: then two at once may both have to pull again
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _pull(run: Run, send: Sender, host: str, job_dir: str) -> Pulled:
     have = {name: file_sha256(run.path / name) for name in RESULT_FILES if (run.path / name).is_file()}
-    stream = _Stream(send(have))
+    begun = {
+        name: _Beginning.of(path)
+        for name in RESULT_FILES
+        if name not in have and (path := _temporary(run.path, name)).is_file()
+    }
+    offered = {name: f"{part.size}:{part.digest.hexdigest()}" for name, part in begun.items() if part.size}
+    stream = _Stream(send({**have, **offered}))
     header = _header(stream, run, host)
     if header["verdict"] not in ENDED:
         raise UsageError(
@@ -88,7 +116,7 @@ def pull(run: Run, send: Sender, *, host: str, job_dir: str) -> Pulled:
     manifest = header["manifest"]
     problems = [] if manifest else ["the job wrote no manifest: it did not come to an orderly end"]
     listed = dict(manifest["files"]) if manifest else None
-    files = _receive(stream, run.path, listed, problems)
+    files = _Receiver(stream, run.path, listed, begun, problems).receive()
     for name, entry in (listed or {}).items():
         if name not in files and have.get(name) == entry["sha256"]:
             files[name] = entry
@@ -99,6 +127,8 @@ def pull(run: Run, send: Sender, *, host: str, job_dir: str) -> Pulled:
     write_json(run.path / "pulled.json", {"schema": PULLED_SCHEMA, **asdict(pulled)})
     if problems:
         raise _incomplete(run, host, header["verdict"], problems)
+    for name in RESULT_FILES:
+        _temporary(run.path, name).unlink(missing_ok=True)
     return pulled
 
 
@@ -134,53 +164,89 @@ def _known(name: object) -> str:
     return str(name)
 
 
-def _receive(
-    stream: _Stream, folder: Path, listed: Mapping[str, Any] | None, problems: list[str]
-) -> dict[str, dict[str, Any]]:
-    """Stores the files that are sound; says in `problems` what is not. Returns what was stored."""
-    stored: dict[str, dict[str, Any]] = {}
-    try:
-        while not (record := json.loads(stream.line())).get("end"):
-            name = _known(record["file"])
-            entry = _store(stream, folder, name, int(record["size"]), listed, problems)
-            if entry:
-                stored[name] = entry
-        stream.finish()
-    except EOFError:
-        problems.append("the transfer ended early")
-    except HostFailedError as error:
-        problems.append(f"the transfer failed: {error.message}")
-    except (ValueError, KeyError, AttributeError) as error:
-        problems.append(f"the transfer cannot be read: {error}")
-    return stored
+def _temporary(folder: Path, name: str) -> Path:
+    """What has come of a file that is on its way."""
+    return folder / f".{name}.pull"
 
 
-def _store(
-    stream: _Stream,
-    folder: Path,
-    name: str,
-    size: int,
-    listed: Mapping[str, Any] | None,
-    problems: list[str],
-) -> dict[str, Any] | None:
-    temporary = folder / f".{name}.pull"
-    digest = hashlib.sha256()
-    try:
-        with temporary.open("wb") as out:
-            for piece in stream.take(size):
+class _Beginning(NamedTuple):
+    """The beginning of a file that was cut off: its length in bytes, and its hash, for more to be added."""
+
+    size: int
+    digest: Hash
+
+    @classmethod
+    def of(cls, path: Path) -> _Beginning:
+        digest, size = hashlib.sha256(), 0
+        with path.open("rb") as stream:
+            while piece := stream.read(1 << 20):
                 digest.update(piece)
-                out.write(piece)
-        entry: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
-        if listed is not None and listed.get(name) != entry:
-            what = "is not in the manifest" if name not in listed else "does not match its manifest"
-            problems.append(f"{name} {what} (size {size}, sha256 {entry['sha256'][:12]}…)")
-            return None
-        if listed is None and trim_torn_line(temporary) and name != "worker.log":
-            entry = {"size": temporary.stat().st_size, "sha256": file_sha256(temporary)}
-        temporary.replace(folder / name)
-        return entry
-    finally:
-        temporary.unlink(missing_ok=True)
+                size += len(piece)
+        return cls(size, digest)
+
+
+class _Receiver:
+    """Stores the files of a stream that are sound, and says in `problems` what is not."""
+
+    def __init__(
+        self,
+        stream: _Stream,
+        folder: Path,
+        listed: Mapping[str, Any] | None,
+        begun: Mapping[str, _Beginning],
+        problems: list[str],
+    ) -> None:
+        self._stream, self._folder, self._listed = stream, folder, listed
+        self._begun, self._problems = begun, problems
+
+    def receive(self) -> dict[str, dict[str, Any]]:
+        """Reads to the end. Returns what was stored."""
+        stored: dict[str, dict[str, Any]] = {}
+        try:
+            while not (record := json.loads(self._stream.line())).get("end"):
+                name = _known(record["file"])
+                entry = self._store(name, int(record.get("from", 0)), int(record["size"]))
+                if entry:
+                    stored[name] = entry
+            self._stream.finish()
+        except EOFError:
+            self._problems.append("the transfer ended early")
+        except HostFailedError as error:
+            self._problems.append(f"the transfer failed: {error.message}")
+        except (ValueError, KeyError, AttributeError) as error:
+            self._problems.append(f"the transfer cannot be read: {error}")
+        return stored
+
+    def _store(self, name: str, start: int, size: int) -> dict[str, Any] | None:
+        """Takes `size` bytes, which go on from `start`. What has come when the stream breaks off is kept."""
+        temporary, begun = _temporary(self._folder, name), self._begun.get(name)
+        if start and (begun is None or start != begun.size):
+            raise ValueError(f"{name} goes on from byte {start}, which is not what is here of it")
+        digest = begun.digest.copy() if start and begun else hashlib.sha256()
+        try:
+            with temporary.open("ab" if start else "wb") as out:
+                for piece in self._stream.take(size):
+                    digest.update(piece)
+                    out.write(piece)
+        except OSError:  # this disk is full, say: half a file would make that worse
+            temporary.unlink(missing_ok=True)
+            raise
+        return self._check(name, {"size": start + size, "sha256": digest.hexdigest()})
+
+    def _check(self, name: str, entry: dict[str, Any]) -> dict[str, Any] | None:
+        """Gives a file that came whole its name, or removes it."""
+        temporary, listed = _temporary(self._folder, name), self._listed
+        try:
+            if listed is not None and listed.get(name) != entry:
+                what = "is not in the manifest" if name not in listed else "does not match its manifest"
+                self._problems.append(f"{name} {what} (size {entry['size']}, sha256 {entry['sha256'][:12]}…)")
+                return None
+            if listed is None and trim_torn_line(temporary) and name != "worker.log":
+                entry = {"size": temporary.stat().st_size, "sha256": file_sha256(temporary)}
+            temporary.replace(self._folder / name)
+            return entry
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _record_end(run: Run, header: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> None:

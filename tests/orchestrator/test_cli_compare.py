@@ -120,7 +120,7 @@ def test_by_position_and_samples_add_their_parts(project: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "chain: accepted at least" in done.stdout
-    assert "1 accepted  a│a  ⚠ repeats ×2" in done.stdout
+    assert "1 accepted  a│a  ⚠ loop ×2" in done.stdout
     assert "reference" not in done.stdout
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,79 @@ def test_an_ended_jobs_results_come_home_over_a_link_that_breaks_on_the_way(
     assert outcome_module.conclude(attached, last).complete
     assert (attached.run.path / "rows.jsonl").stat().st_ino == kept, "what had arrived is not sent again"
     assert [path.name for path in attached.run.path.iterdir() if path.name.endswith(".pull")] == []
+
+
+def cut_within_rows(desk: Desk) -> Any:
+    """A run of which half of the rows have come when the link broke."""
+    attached = finished(desk, "rows=2000")
+    half = (desk.folder("a") / "rows.jsonl").stat().st_size // 2
+    desk.host.spoil = lambda data: data[: data.index(b"\n", data.index(b'"file": "rows.jsonl"')) + 1 + half]
+    with pytest.raises(ResultsError, match="ended early"):
+        attached.pull()
+    desk.host.spoil = None
+    assert (attached.run.path / ".rows.jsonl.pull").stat().st_size == half
+    assert not (attached.run.path / "rows.jsonl").exists()
+    return attached
+
+
+def sent_of(data: bytes, name: str) -> dict[str, Any]:
+    """What a stream says of a file."""
+    line = next(line for line in data.splitlines() if line.startswith(f'{{"file": "{name}"'.encode()))
+    return dict(json.loads(line))
+
+
+@pytest.mark.parametrize(
+    ("becomes", "resumes"),
+    [
+        (lambda had: had, True),
+        (lambda had: had[1:2] + had[:1] + had[2:], False),
+        (lambda had: had * 4, False),
+        (lambda had: had[:0], False),
+    ],
+    ids=["as it was", "other bytes", "longer than all of it", "empty"],
+)
+def test_a_file_that_was_cut_off_goes_on_from_there_if_its_beginning_is_right(
+    desk: Desk, becomes: Any, resumes: bool
+) -> None:
+    attached = cut_within_rows(desk)
+    here, there = attached.run.path / ".rows.jsonl.pull", desk.folder("a") / "rows.jsonl"
+    start, whole = here.stat().st_size if resumes else 0, there.stat().st_size
+    here.write_bytes(becomes(here.read_bytes()))
+    sent: list[bytes] = []
+    desk.host.spoil = lambda data: sent.append(data) or data
+    assert attached.pull().complete
+    assert sent_of(sent[0], "rows.jsonl") == {"file": "rows.jsonl", "from": start, "size": whole - start}
+    assert (attached.run.path / "rows.jsonl").read_bytes() == there.read_bytes()
+    assert not here.exists()
+
+
+def test_a_release_that_knows_no_beginnings_sends_all_of_it(desk: Desk) -> None:
+    attached = cut_within_rows(desk)
+    send = attached.launcher.send
+    attached.launcher.send = lambda handle, have: send(
+        handle, {name: known for name, known in have.items() if ":" not in known}
+    )
+    desk.host.spoil = lambda data: data.replace(b'"from": 0, ', b"")
+    assert attached.pull().complete
+
+
+def test_a_stream_that_goes_on_from_where_nothing_was_asked_for_is_refused(desk: Desk) -> None:
+    attached = cut_within_rows(desk)
+    desk.host.spoil = lambda data: data.replace(b'"from": 0', b'"from": 7')
+    with pytest.raises(ResultsError, match="goes on from byte 7"):
+        attached.pull()
+    desk.host.spoil = None
+    assert attached.pull().complete
+
+
+def test_of_two_who_pull_at_once_one_waits_and_finds_it_there(desk: Desk) -> None:
+    attached = finished(desk, "rows=2000")
+    both = [attached, desk.attached(desk.store.resolve("a"))]
+    sent: list[bytes] = []
+    desk.host.spoil = lambda data: sent.append(data) or data
+    with ThreadPoolExecutor(2) as pool:
+        assert all(done.complete for done in pool.map(lambda one: one.pull(), both))
+    assert [data.count(b'"file": "rows.jsonl"') for data in sent] == [1, 0]
 
 
 def test_a_result_that_changed_on_the_host_is_found(desk: Desk) -> None:

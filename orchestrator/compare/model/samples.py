@@ -27,6 +27,18 @@ class SampleDraft:
     loop_period: int
     worst: bool
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What a reader should look at: its loop, and equal neighbours that are not of that loop."""
+        flags = []
+        if self.repeats:
+            period = f" of {self.loop_period} tokens" if self.loop_period > 1 else ""
+            flags.append(f"loop{period} ×{self.repeats + 1}")
+        apart = self.duplicates - (self.repeats if self.loop_period == 1 else 0)
+        if apart:
+            flags.append(f"{apart} {'other ' if self.repeats else ''}duplicate{'s' if apart > 1 else ''}")
+        return tuple(flags)
+
 
 @dataclass(frozen=True)
 class Sample:

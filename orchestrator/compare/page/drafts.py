@@ -112,7 +112,7 @@ def place_of(sample: Sample) -> Place:
         context=_context(sample.context),
         truth=_cut(visible(printable(sample.truth)), _LONGEST_TEXT),
         drafts=drafts,
-        flagged=any(draft.duplicates or draft.repeats for draft in sample.drafts),
+        flagged=any(draft.flags for draft in sample.drafts),
     )
 
 
@@ -136,24 +136,13 @@ def _draft(draft: SampleDraft) -> Draft:
             pieces[-1] = Piece(kind, pieces[-1].text + safe)
         else:
             pieces.append(Piece(kind, safe))
-    return Draft(draft.name, draft.accepted, len(draft.ids), tuple(pieces), tuple(_flags(draft)))
+    flags = (*draft.flags, "worst round") if draft.worst else draft.flags
+    return Draft(draft.name, draft.accepted, len(draft.ids), tuple(pieces), flags)
 
 
 def _token(text: str) -> str:
     """Spaces that would not be seen as dots; the one before a word is seen."""
     return visible(text) if text.isspace() else _RUNS.sub(lambda run: "·" * len(run.group()), text)
-
-
-def _flags(draft: SampleDraft) -> list[str]:
-    flags = []
-    if draft.repeats:
-        period = f" of {draft.loop_period} tokens" if draft.loop_period > 1 else ""
-        flags.append(f"loop{period} ×{draft.repeats + 1}")
-    if draft.duplicates:
-        flags.append(f"{draft.duplicates} duplicate{'s' if draft.duplicates > 1 else ''}")
-    if draft.worst:
-        flags.append("worst round")
-    return flags
 
 
 def _cut(text: str, width: int) -> str:

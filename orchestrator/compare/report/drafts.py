@@ -65,12 +65,7 @@ def _draft(draft: SampleDraft, room: int) -> Iterable[Cell]:
 
 
 def _flags(draft: SampleDraft) -> str:
-    flags = f"  ⚠ repeats ×{draft.repeats + 1}" if draft.repeats else ""
-    if draft.repeats and draft.loop_period > 1:
-        flags += f" ({draft.loop_period} tokens)"
-    if draft.duplicates > draft.repeats:
-        flags += f"  ⚠ {draft.duplicates} duplicates"
-    return flags + ("  worst" if draft.worst else "")
+    return "".join(f"  ⚠ {flag}" for flag in draft.flags) + ("  worst" if draft.worst else "")
 
 
 def visible(text: str) -> str:

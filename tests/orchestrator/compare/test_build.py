@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
-from orchestrator.compare.model import Comparison, Entry
+from orchestrator.compare.model import Comparison, Entry, Versus
 from orchestrator.compare.names import natural_key
-from orchestrator.compare.notes import _rules_differ
+from orchestrator.compare.notes import _advice_for_many, _rules_differ
 from orchestrator.compare.stats import Estimate
 from orchestrator.errors import UsageError
 from remote_payload import tau
@@ -207,6 +207,23 @@ def test_many_comparisons_have_a_few_notes(tmp_path: Path) -> None:
         20 + 38
     )  # every second step has a prompt more than the baseline, and neighbours never have the same
     assert f"chain: {partial} comparisons are on the 20 prompts that both sides have" in result.footnotes
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ((0, 0), "a 2 % difference would show with the prompts that there are"),
+        ((0, 40), "up to about 40 more prompts would show a 2 % difference"),
+        ((40, 40), "about 40 more prompts would show a 2 % difference"),
+        ((20, 40), "about 20 to 40 more prompts would show a 2 % difference"),
+    ],
+)
+def test_the_advice_for_many_comparisons_reads_well(missing: tuple[int, int], says: str) -> None:
+    versuses = [
+        Versus("a", Estimate(0.0), Estimate(0.0), 0.5, 0.5, "~", 24, 24 + more, detectable=0.1)
+        for more in missing
+    ]
+    assert _advice_for_many(versuses) == says
 
 
 def test_two_turns_and_two_samples_do_not_count_as_more_prompts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.compare.build import Wanted, compare
 from orchestrator.compare.load import Source, load
 from orchestrator.compare.loops import duplicates, longest_loop
-from orchestrator.compare.model import Sample
+from orchestrator.compare.model import Sample, SampleDraft
 from orchestrator.compare.samples import Order, pick_samples, read_order
 from orchestrator.errors import ResultsError, UsageError
 from tests.orchestrator.compare.folders import row, rows_of, sample_record, write_run
@@ -267,3 +267,21 @@ def test_loops_and_duplicates_are_those_of_a_plain_search(ids: list[int]) -> Non
     assert found.repeats == best
     assert (found.period == 0) == (best == 0)
     assert duplicates(ids) == sum(ids[place] == ids[place - 1] for place in range(1, len(ids)))
+
+
+@pytest.mark.parametrize(
+    ("past", "flags"),
+    [
+        ([5, 6, 7], ()),
+        ([5, 5, 5], ("loop ×3",)),
+        ([5, 5, 5, 6, 7, 7], ("loop ×3", "1 other duplicate")),
+        ([5, 6, 5, 6, 5, 6], ("loop of 2 tokens ×3",)),
+        ([5, 6, 5, 6, 5, 6, 9, 9], ("loop of 2 tokens ×3", "1 other duplicate")),
+    ],
+)
+def test_a_duplicate_of_a_loop_is_flagged_once(past: list[int], flags: tuple[str, ...]) -> None:
+    loop = longest_loop(past)
+    draft = SampleDraft(
+        "d", 0, tuple(past), None, None, None, duplicates(past), loop.repeats, loop.period, worst=False
+    )
+    assert draft.flags == flags
