@@ -494,3 +494,36 @@ def test_lanes_share_the_chunks_out_without_a_gap() -> None:
         ]
         assert sorted(found) == [(0, n) for n in (0, 1, 2, 5, 6, 7, 8, 9)] + [(1, 0)]
     assert need.bytes_to_send(parcel) == 8 * CHUNK + 3
+
+
+THEIRS, OWN, NEW = (
+    "ssh-ed25519 BBBB mine\n",
+    "ssh-ed25519 AAAA orch-transfer-0a-99\n",
+    "ssh-ed25519 CCCC new\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("becomes", "stays"),
+    [(THEIRS + OWN + NEW, THEIRS + NEW), (THEIRS, THEIRS), (None, None)],
+    ids=["a line is added", "ours is taken out", "the file goes"],
+)
+def test_keys_that_change_while_ours_is_taken_out_stay_and_nothing_else_does(
+    tmp_path: Path, becomes: str | None, stays: str | None
+) -> None:
+    space: dict[str, Any] = {}
+    exec("\n".join(remote._sources("transfer_key")), space)  # noqa: S102 - a script of ours, as a host runs it
+    keys, is_still = tmp_path / "authorized_keys", space["is_still"]
+    keys.write_text(THEIRS + OWN)
+
+    def meanwhile(path: str, before: os.stat_result) -> bool:
+        space["is_still"] = is_still
+        keys.unlink()
+        if becomes is not None:
+            keys.write_text(becomes)
+        return bool(is_still(path, before))
+
+    space["is_still"] = meanwhile
+    space["take_out"](str(keys), lambda mark: mark.startswith("orch-transfer-0a"))
+    assert (keys.read_text() if keys.exists() else None) == stays
+    assert [path for path in tmp_path.iterdir() if path != keys] == []

@@ -6,6 +6,7 @@ finds nobody), after `seconds` at the latest; sshd itself refuses it after a lit
 machine stop in between; and what is overdue is taken out by the next transfer. Other lines are never touched.
 """
 
+import contextlib
 import re
 import stat
 import time
@@ -80,7 +81,9 @@ def take_out(path, going):
             )
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(b"".join(kept))
-        if not same(before, os.stat(path)):  # somebody else has just added a line
+        if not is_still(path, before):  # somebody else has just changed it
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
             continue
         if left:
             os.replace(temporary, path)
@@ -94,5 +97,9 @@ def is_going(line, going):
     return found is not None and going(found.group())
 
 
-def same(before, now):
+def is_still(path, before):
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return False
     return (before.st_ino, before.st_size, before.st_mtime_ns) == (now.st_ino, now.st_size, now.st_mtime_ns)
