@@ -30,7 +30,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _OWN_FILES = ("MANIFEST.json", "CHECKED.json")
 _BOOKS = ("activations.log", ".lock")
 _OPEN = {
-    PUSH: r"what became of it is not known(\. Whether the release was|$)|connection",
+    PUSH: r"(what became of it|whether the release was [\w ]+ on \S+ before that) is not known|connection",
     STAGE: r"what became of it is not known|connection|nothing|kept",
     LAUNCH: r"not known whether job \S+ was started",
     FOLLOW: r"job|connection",
@@ -49,7 +49,8 @@ _NEXT = {
 _JOB_LOCKS = (".lock", ".launch.lock")
 _REASONS = re.compile(
     r"the link broke while|no byte came|connection refused|no answer within|unreachable|closed the connection"
-    r"|reset|the transfer ended early|the stream ended"
+    r"|reset|the transfer ended early|the stream ended",
+    re.IGNORECASE,  # ssh's own words begin otherwise than ours
 )
 
 
@@ -99,7 +100,7 @@ def wrong_words(site: Site, command: Command, code: int, phase: str) -> list[str
             ("the exit code of a broken link (4) or of incomplete results (7)", code in (4, 7)),
             ("the host", site.where in what or f"from {HOST} " in what),
             ("what happened", _REASONS.search(what)),
-            ("what is left open", re.search(_OPEN[phase], what)),
+            ("what is left open", re.search(_OPEN[phase], what, re.IGNORECASE)),
             ("what to do next", re.search(_NEXT[phase], hint)),
             ("one message and no traceback", said.count("error: ") == 1 and "Traceback" not in said),
         )
