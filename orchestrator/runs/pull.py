@@ -9,18 +9,16 @@ somebody else is pulling waits for them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.errors import HostFailedError, ResultsError, UsageError
 from orchestrator.launch.base import ENDED
+from orchestrator.runs.locks import locked
 from orchestrator.runs.store import PULLED_SCHEMA, Pulled, Run
 from remote_payload.durable import ProtocolError, file_sha256, trim_torn_line, write_json
 from remote_payload.protocol import MANIFEST_SCHEMA, RESULT_FILES, State, check_schema
@@ -83,19 +81,8 @@ def pull(run: Run, send: Sender, *, host: str, job_dir: str) -> Pulled:
         UsageError: the job has not ended.
         ResultsError: something is missing or wrong; what is sound was kept, `pulled.json` lists the rest.
     """
-    with _alone(run.path):
+    with locked(run.path):
         return _pull(run, send, host, job_dir)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks: then two at once may both have to pull again
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _pull(run: Run, send: Sender, host: str, job_dir: str) -> Pulled:

@@ -4,7 +4,7 @@ What always holds:
 
 * A run's folder appears whole (a rename), with everything that is needed to submit it and to find it again
   (`job.json`, its prompts, `where.json`), before anything is started on a host: a client that is killed at
-  any moment can come back.
+  any moment can come back, and what it had begun to record is removed by the next.
 * `seen.json` is the last thing known of the job and may be out of date; `pulled.json` says which result
   files were verified, when and from where. Both are replaced atomically. One that cannot be read counts as not
   there (looking again or pulling again writes it anew) and `Run.damage` names it.
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import ResultsError, UsageError
+from orchestrator.runs.locks import new_folder, remove_if_free
 from remote_payload.durable import ProtocolError, read_json, sync_directory, write_json
 from remote_payload.protocol import Job, State, check_schema
 
@@ -32,6 +33,7 @@ __all__ = ["PULLED_SCHEMA", "Pulled", "Run", "RunStore", "Seen", "Where"]
 WHERE_SCHEMA = "orch/where/1"
 SEEN_SCHEMA = "orch/seen/1"
 PULLED_SCHEMA = "orch/pulled/1"
+_NEW = ".new-"
 
 
 @dataclass(frozen=True)
@@ -169,18 +171,16 @@ class RunStore:
     def create(self, job: Job, where: Where, files: Mapping[str, bytes]) -> Run:
         """Records a run before it is submitted."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f"{_NEW}*"):
+            remove_if_free(leftover)
         path = self.folder / job.job_id
-        temporary = self.folder / f".new-{job.job_id}"
-        temporary.mkdir()
-        try:
+        temporary = self.folder / f"{_NEW}{job.job_id}"
+        with new_folder(temporary):
             for name, data in files.items():
                 (temporary / name).write_bytes(data)
             write_json(temporary / "where.json", {"schema": WHERE_SCHEMA, **asdict(where)})
             write_json(temporary / "job.json", job.to_json())
             temporary.rename(path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         sync_directory(self.folder)
         return Run(path, job, where)
 

@@ -20,6 +20,7 @@ from orchestrator.hosts.packed import START, unpack
 from orchestrator.launch import Cursor, Handle, Observation
 from orchestrator.runs import RunStore, Where
 from orchestrator.runs.follow import Unreachable, follow
+from orchestrator.runs.locks import locked
 from orchestrator.runs.refresh import refresh
 from remote_payload import durable, protocol
 from tests.orchestrator.desk import Desk, wait_for
@@ -80,6 +81,35 @@ def test_a_run_is_recorded_whole_before_it_is_submitted(desk: Desk) -> None:
     assert again.files() == {"prompts.jsonl": b'{"id":1}\n'}
     assert again.where == Where("box", str(desk.workdir))
     assert again.status() == "unsubmitted"
+
+
+def test_what_a_killed_client_had_begun_to_record_goes_and_what_another_records_stays(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "a")
+    for name in (".new-dead", ".new-living"):
+        (store.folder / name).mkdir()
+        (store.folder / name / "where.json").write_text("{}")
+    with locked(store.folder / ".new-living"):
+        record(store, "b")
+        assert sorted(path.name for path in store.folder.iterdir()) == [".new-living", "a", "b"]
+    record(store, "c")
+    assert sorted(path.name for path in store.folder.iterdir()) == ["a", "b", "c"]
+
+
+def test_many_record_runs_at_once_and_none_takes_anothers_for_a_leftover(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    names = [f"run-{number}" for number in range(60)]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda name: record(store, name), names))
+    assert sorted(path.name for path in store.folder.iterdir()) == sorted(names)
+
+
+def test_a_run_that_cannot_be_recorded_leaves_nothing(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "a")
+    with pytest.raises(OSError, match="not empty"):
+        record(store, "a")
+    assert [path.name for path in store.folder.iterdir()] == ["a"]
 
 
 def test_a_client_killed_before_the_launch_comes_back_and_it_is_launched(desk: Desk) -> None:

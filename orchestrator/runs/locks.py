@@ -1,0 +1,87 @@
+"""Locks on folders of the local record: they are the kernel's, so that nobody who dies keeps one.
+
+What always holds: on a file system that has no locks, what is told to wait does not, and what is not known to be free
+is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["locked", "new_folder", "remove_if_free"]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder while the block runs; waits for whoever holds it.
+
+    Raises:
+        OSError: it is not there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder that is no leftover for anybody while the block runs; one that fails removes it.
+
+    Raises:
+        OSError: it cannot be made, or is there.
+    """
+    descriptor = _made(folder)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _made(folder: Path) -> int:
+    while True:
+        folder.mkdir()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is(folder, descriptor):
+                return descriptor
+            os.close(descriptor)  # it was taken for a leftover in the moment before it was locked
+
+
+def remove_if_free(folder: Path) -> None:
+    """Removes a folder that nobody holds."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is(folder, descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # somebody holds it, or nobody can say
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _is(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(descriptor))  # noqa: PTH116
+    except FileNotFoundError:
+        return False
