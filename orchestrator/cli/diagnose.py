@@ -156,7 +156,7 @@ def _run(inventory: Inventory, options: EvalOptions, *, adopt: bool, as_json: bo
         try:
             state = attached.submit()
             talk(f"job {attached.run.job_id} is {state.state} on {attached.run.where.host}", quiet=quiet)
-            outcome = conclude(attached, watch(attached, quiet=quiet))
+            outcome = conclude(attached, watch(attached, quiet=quiet), report)
         except KeyboardInterrupt as stop:
             say_how_to_come_back(attached)
             raise typer.Exit(stop_code(stop)) from None

@@ -1,7 +1,7 @@
 """`orch eval --on a,b,c`: the checkpoints dealt out to several hosts, each followed to its own end.
 
 What always holds: each host has its own run, lines and verdict, and one that fails costs the others nothing;
-Ctrl-C ends the watching only and says how to come back to every run that was started.
+Ctrl-C ends the watching only and says how to come back to every run that was started, or may have been.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _DEADLINE_S = 60 * 86400.0  # an evaluation may take days; its own --timeout end
 
 @dataclass
 class _Desk:
-    """What the hosts' threads share: the way to speak, and the runs that were started."""
+    """What the hosts' threads share: the way to speak, the runs that may have been started, and those that were."""
 
     quiet: bool
     detach: bool
+    submitted: dict[str, AttachedRun] = field(default_factory=dict)
     started: dict[str, AttachedRun] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,7 +79,7 @@ def evaluate_on_many(
             with desk.lock:
                 _show(verdict.host, ends[verdict.host], shares[verdict.host], as_json=as_json)
     except KeyboardInterrupt as stop:
-        for run in desk.started.values():
+        for run in list(desk.submitted.values()):
             say_how_to_come_back(run)
         raise typer.Exit(stop_code(stop)) from None
     _end(ends, shares, desk, as_json=as_json)
@@ -95,6 +96,7 @@ def _one(name: str, links: Any, chosen: Any, desk: _Desk) -> Outcome | None:
     store = RunStore(links.inventory.folder)
     with Sending(quiet=desk.quiet, live=False, talk=lambda text: desk.say(name, text)) as sending:
         attached = prepare(chosen, links, store, lambda text: desk.say(name, text), sending)
+    desk.submitted[name] = attached
     state = attached.submit()
     desk.started[name] = attached
     desk.say(name, f"job {attached.run.job_id} is {state.state}")
@@ -111,7 +113,7 @@ def _one(name: str, links: Any, chosen: Any, desk: _Desk) -> Outcome | None:
             desk.say(name, f"unreachable: {update.message}; the job is not touched")
     if last is None:
         raise RuntimeError("following ended without a look at the job")
-    return conclude(attached, last)
+    return conclude(attached, last, lambda text: desk.say(name, text))
 
 
 def _show(name: str, end: Outcome | OrchError | None, share: EvalOptions, *, as_json: bool) -> None:

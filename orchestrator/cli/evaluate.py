@@ -246,6 +246,7 @@ def _run(
 def _submit_and_follow(attached: AttachedRun, *, detach: bool, as_json: bool, quiet: bool) -> None:
     from orchestrator.cli.watching import say_how_to_come_back, show_outcome, watch
     from orchestrator.evaluation.outcome import conclude
+    from orchestrator.text import printable
 
     run = attached.run
     try:
@@ -256,7 +257,7 @@ def _submit_and_follow(attached: AttachedRun, *, detach: bool, as_json: bool, qu
             _show_detached(attached, state.state, as_json=as_json, quiet=quiet)
             return
         last = watch(attached, quiet=quiet)
-        outcome = conclude(attached, last)
+        outcome = conclude(attached, last, lambda text: talk(printable(text), quiet=quiet))
     except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
         raise typer.Exit(stop_code(stop)) from None

@@ -27,7 +27,9 @@ def prune(
     older: Annotated[
         float, typer.Option("--older", min=0, metavar="DAYS", help="Only what ended at least so long ago.")
     ] = 14.0,
-    here: Annotated[bool, typer.Option("--here", help="Also runs here that ended without any row.")] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Also runs here that ended without any result.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

@@ -84,14 +84,17 @@ def attach(
 def _follow_to_end(attached: AttachedRun, *, as_json: bool, quiet: bool) -> None:
     from orchestrator.cli.watching import say_how_to_come_back, show_outcome, watch
     from orchestrator.evaluation.outcome import conclude
+    from orchestrator.text import printable
 
+    silent = quiet or as_json
     try:
         seen = attached.settle()
         talk(
             f"job {attached.run.job_id} is {seen.verdict} on {attached.run.where.host}",
-            quiet=quiet or as_json,
+            quiet=silent,
         )
-        outcome = conclude(attached, watch(attached, quiet=quiet or as_json, seen=seen))
+        last = watch(attached, quiet=silent, seen=seen)
+        outcome = conclude(attached, last, lambda text: talk(printable(text), quiet=silent))
     except KeyboardInterrupt as stop:
         say_how_to_come_back(attached)
         raise typer.Exit(stop_code(stop)) from None
@@ -136,8 +139,10 @@ def pull(
     inventory: InventoryOption = None,
 ) -> None:
     """Bring a run's results home and verify them; what is here already is not sent again."""
+    from orchestrator.text import human_bytes, printable
+
     with opened_run(inventory, name) as attached:
-        pulled = attached.pull()
+        pulled = attached.pull(lambda text: talk(printable(text), quiet=quiet or as_json))
         run = attached.run
     from orchestrator.compare import digest
 
@@ -146,8 +151,6 @@ def pull(
         emit_run(run, files=pulled.files)
         return
     size = sum(entry["size"] for entry in pulled.files.values())
-    from orchestrator.text import human_bytes
-
     typer.echo(
         f"{run.job_id}: {len(pulled.files)} files, {human_bytes(size)}, all as its manifest says: {run.path}"
     )

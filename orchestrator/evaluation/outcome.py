@@ -27,7 +27,7 @@ from remote_payload.tau import BIAS_WORTH_A_WARNING
 from remote_payload.vocabulary import DIAGNOSE_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.launch import Observation
@@ -135,15 +135,22 @@ _ENDS = {
 }
 
 
-def conclude(attached: AttachedRun, last: Observation) -> Outcome:
+def conclude(
+    attached: AttachedRun, last: Observation, report: Callable[[str], object] = lambda _text: None
+) -> Outcome:
     """Brings the results of an ended job home and says what came of it.
+
+    Args:
+        attached: the run.
+        last: the last look at its job.
+        report: told, in a sentence, if somebody else who pulls this run is waited for.
 
     Raises:
         ResultsError: the job was done, but its results did not arrive whole.
         LinkError: the link broke again and again; `orch runs pull` finishes it.
     """
     try:
-        _pull_patiently(attached)
+        _pull_patiently(attached, report)
     except ResultsError:
         if last.verdict == "done":
             raise
@@ -153,11 +160,11 @@ def conclude(attached: AttachedRun, last: Observation) -> Outcome:
     return read_outcome(attached.run)
 
 
-def _pull_patiently(attached: AttachedRun) -> None:
+def _pull_patiently(attached: AttachedRun, report: Callable[[str], object]) -> None:
     """Pulls, also over a link that breaks: what arrived is not sent again."""
     for pause in _PULL_PAUSES_S:
         try:
-            attached.pull()
+            attached.pull(report)
         except LinkError as error:
             broken = error
             time.sleep(pause)

@@ -15,7 +15,7 @@ from orchestrator.hosts.hostcert import CERTIFICATE_KINDS
 from orchestrator.hosts.known_hosts import HostKey, KnownHosts
 from orchestrator.hosts.linkfault import explain_fault
 from orchestrator.hosts.login import log_in
-from orchestrator.hosts.verify import check_host_key
+from orchestrator.hosts.verify import check_host_key, marker_lines
 from orchestrator.hosts.watched import DEAD_AFTER_S, TooSlowError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _TransportFor:
         security = transport.get_security_options()
         book, name = KnownHosts(self._endpoint.known_hosts), self._endpoint.known_as
         names = [kind for wanted in book.kinds(name) for kind in (_RSA if wanted == "ssh-rsa" else (wanted,))]
-        if any(entry.marker == "@cert-authority" for entry in book.entries(name)):
+        if any(entry.marker == "@cert-authority" for entry in marker_lines(self._endpoint, book)):
             names = [*CERTIFICATE_KINDS, *names]
         first = [kind for kind in names if kind in (*security.key_types, *CERTIFICATE_KINDS)]
         security.key_types = (*first, *(other for other in security.key_types if other not in first))

@@ -213,6 +213,7 @@ def _alias(address: str, options: Mapping[str, list[str]], user: str | None, por
         raise _unusable(address, "ssh's configuration", f"Port is {text!r}")
     number = port or int(text) or None
     name = user or word("user")
+    known_as = (word("hostkeyalias") or "").lower() or None  # as ssh takes it
     tokens = {
         "%": "%",
         "d": str(Path.home()),
@@ -222,7 +223,7 @@ def _alias(address: str, options: Mapping[str, list[str]], user: str | None, por
         "r": name or getpass.getuser(),
         "u": getpass.getuser(),
         "i": str(os.getuid()),
-        "k": word("hostkeyalias") or address,
+        "k": known_as or address,
         "l": socket.gethostname(),
         "L": socket.gethostname().partition(".")[0],
     }
@@ -243,7 +244,7 @@ def _alias(address: str, options: Mapping[str, list[str]], user: str | None, por
         identity_agent=None if agent is None else _fill(agent, tokens, address, "identityagent"),
         known_hosts=(*paths("userknownhostsfile"), *paths("globalknownhostsfile")),
         hash_known_hosts=word("hashknownhosts") == "yes",
-        host_key_alias=word("hostkeyalias"),
+        host_key_alias=known_as,
         proxy_jump=tuple(jump for jump in jumps if jump),
         proxy_command=_fill_command(command, tokens, address) if command else None,
         control_path=word("controlpath"),

@@ -3,8 +3,8 @@
 What always holds: a key that is not on record, differs from the record or is revoked ends the connection with
 a LinkError that shows fingerprints, names file and line, and gives the exact commands that mend it. A key counts
 as known, as with OpenSSH, if a line for the host holds it, if a certificate for it is signed by a line's
-`@cert-authority`, or if no key is on
-record for its port and the same host at port 22 is known by it.
+`@cert-authority` (for the host's port, or for the host at port 22), or if no key is on record for its port and the same
+host at port 22 is known by it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.hosts.endpoint import Endpoint
     from orchestrator.hosts.known_hosts import HostKey, KnownKey
 
-__all__ = ["check_host_key", "judge", "refuse_changed_key"]
+__all__ = ["check_host_key", "judge", "marker_lines", "refuse_changed_key"]
 
 
 def judge(endpoint: Endpoint, key: HostKey) -> Verdict:
@@ -30,7 +30,7 @@ def judge(endpoint: Endpoint, key: HostKey) -> Verdict:
     if verdict.state in ("known", "revoked"):
         return verdict
     host, port = _split(endpoint.known_as)
-    marked = [entry for entry in book.entries(endpoint.known_as) if entry.marker]
+    marked = marker_lines(endpoint, book)
     authorities = [entry for entry in marked if entry.marker == "@cert-authority"]
     reason = ""
     if authorities:
@@ -40,7 +40,8 @@ def judge(endpoint: Endpoint, key: HostKey) -> Verdict:
                 f"no certificate by the authority in {', '.join(e.place for e in authorities)} came with it"
             )
         else:
-            revoked = tuple(e for e in marked if e.marker == "@revoked" and e.key.blob == by.key.blob)
+            good = (by.key.blob, key.blob)
+            revoked = tuple(e for e in marked if e.marker == "@revoked" and e.key.blob in good)
             if revoked:
                 return Verdict("revoked", revoked)
             fault = certificate_fault(key.certificate, host)
@@ -50,6 +51,12 @@ def judge(endpoint: Endpoint, key: HostKey) -> Verdict:
     if port and verdict.state == "unknown" and (plain := book.judge(host, key)).state in ("known", "revoked"):
         return plain
     return Verdict(verdict.state, verdict.entries, reason)
+
+
+def marker_lines(endpoint: Endpoint, book: KnownHosts) -> list[KnownKey]:
+    """Returns the `@cert-authority` and `@revoked` lines for a host: those for its port, then those for port 22."""
+    names = (endpoint.known_as, _split(endpoint.known_as)[0])
+    return [e for e in dict.fromkeys(e for name in names for e in book.entries(name)) if e.marker]
 
 
 def check_host_key(endpoint: Endpoint, key: HostKey) -> None:

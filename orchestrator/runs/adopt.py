@@ -6,6 +6,7 @@ here already is taken from there.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ResultsError, UsageError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt"]
 
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
+"""What `new_job_id` makes: a folder here is called so, and commands to type have it in them."""
 _PROMPTS = "prompts.jsonl"
 """The one file that every orch sends along: nothing that a host says chooses the name of a file here."""
 
@@ -38,6 +41,11 @@ def adopt(store: RunStore, launcher: ProcessLauncher, name: str) -> Run:
     host = launcher.host.name
     there = launcher.jobs()
     job_id = _resolve(there, name, host)
+    if not _ID.fullmatch(job_id):
+        raise ResultsError(
+            f"{host}: the job {job_id!r} has an id that no orch gives",
+            f"look at {launcher.entry.workdir}/jobs",
+        )
     if (store.folder / job_id).is_dir():
         return store.open(job_id)
     job, files = launcher.describe(job_id)

@@ -25,7 +25,7 @@ from orchestrator.runs.follow import Unreachable, follow
 from orchestrator.runs.pull import pull
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from orchestrator.hosts.base import Host
     from orchestrator.inventory import HostEntry
@@ -103,8 +103,11 @@ class AttachedRun:
         """Watches the job to its end."""
         return follow(self.look, cursor)
 
-    def pull(self) -> Pulled:
+    def pull(self, report: Callable[[str], object] = lambda _text: None) -> Pulled:
         """Brings the results home; see `pull`.
+
+        Args:
+            report: told, in a sentence, if somebody else who pulls this run is waited for.
 
         Raises:
             LinkError: the link broke; the files that had come whole are kept, and pulling again gets the others.
@@ -116,6 +119,7 @@ class AttachedRun:
                 lambda have: self.launcher.send(self.handle, have),
                 host=self.handle.host,
                 job_dir=self.launcher.job_dir(job_id),
+                report=report,
             )
         except LinkError as error:
             raise LinkError(

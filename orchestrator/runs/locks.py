@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ __all__ = ["locked", "new_folder", "remove_if_free"]
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder while the block runs; waits for whoever holds it.
+def locked(folder: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Holds a folder while the block runs; calls `waiting` if somebody else holds it, and waits for them.
 
     Raises:
         OSError: it is not there.
@@ -29,7 +29,11 @@ def locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -37,7 +41,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder that is no leftover for anybody while the block runs; one that fails removes it.
+    """Makes a folder that is no leftover for anybody while the block runs; what is there afterwards is removed.
 
     Raises:
         OSError: it cannot be made, or is there.
@@ -45,10 +49,8 @@ def new_folder(folder: Path) -> Iterator[None]:
     descriptor = _made(folder)
     try:
         yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

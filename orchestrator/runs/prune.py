@@ -1,9 +1,9 @@
 """Freeing disks: which job folders on hosts, and which runs here, are no longer needed, and their removal.
 
-What always holds: nothing is removed on a host unless its job has ended, all of its results are here, verified, by the
-very manifest that the job has there, and it ended long enough ago; the host looks again when it removes. Nothing is
-removed here that has a row. Whatever is kept is kept for a reason that is said. A host that does not answer costs the
-others nothing.
+What always holds: nothing is removed on a host unless its job has ended, all of its results are here now, verified by
+the very manifest that the job has there, and it ended long enough ago; the host looks again when it removes. Nothing is
+removed here that has a row or a diagnosis. Whatever is kept is kept for a reason that is said. A host that does not
+answer costs the others nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.errors import OrchError
 from orchestrator.launch import launcher_for
 from orchestrator.launch.base import ENDED
 from remote_payload.durable import ProtocolError, canonical_json, read_json, sha256_hex
-from remote_payload.protocol import TERMINAL_STATES
+from remote_payload.protocol import TERMINAL_STATES, verify_manifest
 
 if TYPE_CHECKING:
     from orchestrator.hosts.base import Host
@@ -146,19 +146,35 @@ def _why_kept(host: str, job: dict[str, Any], run: Run | None, older_s: float) -
     pulled = run.pulled()
     if pulled is None or not pulled.complete or not job["end"]:
         return "its results are not all here"
-    return "" if _mark_here(run) == job["end"] else "it went on after its results were pulled"
+    manifest = _manifest_here(run)
+    if sha256_hex(canonical_json(manifest)) != job["end"]:
+        return "it went on after its results were pulled"
+    wrong = _lost_here(run, manifest)
+    return (
+        f"its results are not all here any more: {wrong}; `orch runs pull {run.job_id}` mends it"
+        if wrong
+        else ""
+    )
 
 
-def _mark_here(run: Run) -> str:
-    """Returns the mark of the end whose results are here; see `supervise.shelf`."""
+def _manifest_here(run: Run) -> Any:
+    """Returns the manifest of the end whose results were pulled; None if it cannot be read."""
     try:
-        return sha256_hex(canonical_json(read_json(run.path / "MANIFEST.json")))
+        return read_json(run.path / "MANIFEST.json")
     except (OSError, ProtocolError):
-        return ""
+        return None
+
+
+def _lost_here(run: Run, manifest: Any) -> str:
+    """Says which of the results that were pulled are no longer here as they came; empty if all are."""
+    try:
+        return "; ".join(verify_manifest(run.path, manifest))
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
 
 
 def _here(runs: Iterable[Run], older_s: float) -> list[Item]:
-    """Returns the runs here that hold no row and never will, or why they stay."""
+    """Returns the runs here that hold no row and no diagnosis and never will, or why they stay."""
     items = []
     for run in runs:
         size = sum(path.stat().st_blocks * 512 for path in run.path.rglob("*") if path.is_file())
@@ -172,7 +188,7 @@ def _why_kept_here(run: Run, older_s: float) -> str:
         return f"is {run.status()}"
     if time.time() - max(seen.at, run.job.created) < older_s:
         return "ended lately"
-    if (run.path / "rows.jsonl").exists():
+    if any((run.path / name).exists() for name in ("rows.jsonl", "diagnosis.json")):
         return "has results"
     return "" if pulled is not None and pulled.complete else "its results are not all here"
 

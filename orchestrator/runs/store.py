@@ -4,7 +4,7 @@ What always holds:
 
 * A run's folder appears whole (a rename), with everything that is needed to submit it and to find it again
   (`job.json`, its prompts, `where.json`), before anything is started on a host: a client that is killed at
-  any moment can come back, and what it had begun to record is removed by the next.
+  any moment can come back. What it left half-way is in nobody's way, and is removed by a later command.
 * `seen.json` is the last thing known of the job and may be out of date; `pulled.json` says which result
   files were verified, when and from where. Both are replaced atomically. One that cannot be read counts as not
   there (looking again or pulling again writes it anew) and `Run.damage` names it.
@@ -12,8 +12,10 @@ What always holds:
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +35,7 @@ __all__ = ["PULLED_SCHEMA", "Pulled", "Run", "RunStore", "Seen", "Where"]
 WHERE_SCHEMA = "orch/where/1"
 SEEN_SCHEMA = "orch/seen/1"
 PULLED_SCHEMA = "orch/pulled/1"
-_NEW = ".new-"
+_HALF_WAY = (".new-", ".gone-")
 
 
 @dataclass(frozen=True)
@@ -169,20 +171,29 @@ class RunStore:
         self.folder = inventory_folder / "runs"
 
     def create(self, job: Job, where: Where, files: Mapping[str, bytes]) -> Run:
-        """Records a run before it is submitted."""
+        """Records a run before it is submitted; one that somebody else has just recorded is returned as it is."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(f"{_NEW}*"):
-            remove_if_free(leftover)
+        self._sweep()
         path = self.folder / job.job_id
-        temporary = self.folder / f"{_NEW}{job.job_id}"
+        temporary = self.folder / f".new-{job.job_id}.{secrets.token_hex(4)}"
         with new_folder(temporary):
             for name, data in files.items():
                 (temporary / name).write_bytes(data)
             write_json(temporary / "where.json", {"schema": WHERE_SCHEMA, **asdict(where)})
             write_json(temporary / "job.json", job.to_json())
-            temporary.rename(path)
+            try:
+                temporary.rename(path)
+            except OSError:
+                if not path.is_dir() or (there := self.open(job.job_id)).job != job:
+                    raise
+                return there
         sync_directory(self.folder)
         return Run(path, job, where)
+
+    def _sweep(self) -> None:
+        """Removes what interrupted commands have left half-way."""
+        for path in [path for path in self.folder.iterdir() if path.name.startswith(_HALF_WAY)]:
+            remove_if_free(path)
 
     def open(self, job_id: str) -> Run:
         """Reads one run by its full id."""
@@ -222,7 +233,7 @@ class RunStore:
             return runs[-1]
         if labelled := [run for run in runs if run.job.label and run.job.label == name]:
             return labelled[-1]
-        begun = [job_id for job_id in ids if job_id.startswith(name)]
+        begun = [job_id for job_id in ids if name and job_id.startswith(name)]
         if len(begun) == 1:
             return self.open(begun[0])
         if begun:
@@ -232,9 +243,10 @@ class RunStore:
 
     def remove(self, run: Run) -> None:
         """Removes a run's local record; what is on the host stays."""
-        doomed = run.path.with_name(f".gone-{run.job_id}")
+        doomed = run.path.with_name(f".gone-{run.job_id}.{secrets.token_hex(4)}")
         run.path.rename(doomed)
-        shutil.rmtree(doomed)
+        with suppress(FileNotFoundError):  # another command takes it for a leftover, and helps
+            shutil.rmtree(doomed)
 
     def _ids(self) -> list[str]:
         if not self.folder.is_dir():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def prune(jobs: Path, wanted: Sequence[tuple[str, str]]) -> list[dict[str, Any]]
         wanted: (job id, the mark of its end as `listing` gave it).
     """
     for leftover in jobs.glob(f"{_GONE}*"):
-        shutil.rmtree(leftover)
+        _clear(leftover)
     done = []
     for job_id, end in wanted:
         try:
@@ -111,5 +112,12 @@ def _remove(jobs: Path, job_id: str, end: str) -> int:
         freed = disk_use(folder.path)
         gone = jobs / f"{_GONE}{job_id}"
         folder.path.rename(gone)
-    shutil.rmtree(gone)
+    _clear(gone)
     return freed
+
+
+def _clear(path: Path) -> None:
+    """Removes a folder, although another prune may be removing the same one: it asked for that and lost its link."""
+    while path.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)

@@ -153,7 +153,6 @@ def kill_once_rows_come(site: Site, command: Command, rng: random.Random, index:
             "runs/pull.py",
             {
                 'folder / f".{name}.pull"': "folder / name",
-                "        finally:\n            temporary.unlink(missing_ok=True)\n": "        finally:\n            pass\n",
                 "_temporary(run.path, name).unlink(missing_ok=True)": "pass",
             },
             "lost_results",

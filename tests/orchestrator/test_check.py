@@ -262,8 +262,8 @@ def tmpfs(options: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("options", "severity", "seen", "fix"),
     [
-        ("size=9g,noexec", "error", "no program can be run from", "remount,exec"),
-        ("size=9g,ro", "error", "no folder can be made in", "remount,rw"),
+        ("size=9g,noexec", "error", "no program can be run from", "remount,exec '{}'"),
+        ("size=9g,ro", "error", "no folder can be made in", "remount,rw '{}'"),
     ],
     ids=["noexec", "read-only"],
 )
@@ -276,12 +276,12 @@ def test_a_work_folder_in_which_something_fails_is_an_error_with_its_remedy(
     seen: str,
     fix: str,
 ) -> None:
-    place = mount("data", *tmpfs(options))
+    place = mount("données du groupe", *tmpfs(options))
     report = look_at(tmp_path, packages, workdir=str(place / "orch"))
     finding = about(report, "folder")
     assert (finding.severity, report.exit_code) == (severity, 6)
     assert f"{seen} {place}" in finding.seen
-    assert fix in finding.fix
+    assert fix.format(place) in finding.fix
     assert list(place.iterdir()) == []
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 
+from orchestrator.cli.eval_many import evaluate_on_many
 from orchestrator.errors import UsageError
 from orchestrator.evaluation import EvalOptions, Links
 from orchestrator.evaluation.deal import deal
+from orchestrator.hosts.local import LocalHost
 from orchestrator.inventory import load_inventory
 from tests.conftest import OrchRun
+from tests.orchestrator.desk import Desk
 from tests.orchestrator.ssh_servers import free_port
 
 RunOrch = Callable[..., OrchRun]
@@ -48,6 +54,25 @@ def test_every_checkpoint_goes_to_one_host_in_turn(lab: Path) -> None:
             deal(options, ["", " "], links)
         with pytest.raises(UsageError, match="did you mean 'twin'"):
             deal(options, ["twim"], links)
+
+
+def test_ctrl_c_before_the_host_has_said_that_the_job_was_started_names_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    attached: Any = Desk(tmp_path).recorded("many-a")
+    attached.submit = interrupted
+    monkeypatch.setattr("orchestrator.evaluation.prepare", lambda *_: attached)
+    monkeypatch.setattr("orchestrator.evaluation.plan", lambda _, share: share)
+    monkeypatch.setattr("orchestrator.evaluation.deal.deal", lambda options, *_: {"box": options})
+    monkeypatch.setattr("orchestrator.hosts.open_host", lambda _, name: LocalHost(name))
+    book: Any = SimpleNamespace(folder=tmp_path)
+    with pytest.raises(typer.Exit) as caught:
+        evaluate_on_many(book, EvalOptions(ckpts=("x",), on="box,"), detach=True, as_json=False, quiet=True)
+    assert caught.value.exit_code == 130
+    assert "orch runs attach many-a" in capsys.readouterr().err
 
 
 @pytest.mark.slow

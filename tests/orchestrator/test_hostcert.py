@@ -137,12 +137,13 @@ def certified(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 
 
 @pytest.mark.sshd
+@pytest.mark.parametrize("names", ["[127.*]:{port}", "127.*"], ids=["its port", "no port"])
 def test_a_host_with_a_certificate_by_an_authority_on_record_is_known(
-    certified: tuple[Endpoint, Authority], tmp_path: Path
+    certified: tuple[Endpoint, Authority], tmp_path: Path, names: str
 ) -> None:
     endpoint, authority = certified
     file = tmp_path / "known_hosts"
-    file.write_text(f"@cert-authority [127.*]:{endpoint.port} {authority.line}\n")
+    file.write_text(f"@cert-authority {names.format(port=endpoint.port)} {authority.line}\n")
     with closing(SshHost(endpoint)) as host:
         assert host.run(["printf", "here"]).stdout == b"here"
         shown = host.fetch_host_key()
@@ -174,7 +175,11 @@ def test_a_host_without_a_good_certificate_is_refused_with_the_reason(
     assert f"{file}:1 is not good: it is for 127.0.0.1, not for gpu7" in refusal(
         f"@cert-authority * {authority.line}\n", known_as="gpu7"
     )
-    assert "@revoked in" in refusal(f"@cert-authority * {authority.line}\n@revoked * {authority.line}\n")
+    for name in ("*", endpoint.known_as, "127.0.0.1"):
+        trusted = f"@cert-authority 127.0.0.1 {authority.line}\n"
+        assert "@revoked in" in refusal(f"{trusted}@revoked {name} {authority.line}\n")
+        own = " ".join((tmp_path / "sshd" / "host_ed25519.pub").read_text().split()[:2])
+        assert "@revoked in" in refusal(f"{trusted}@revoked {name} {own}\n")
     assert "not known" in refusal(f"* {authority.line}\n".replace("* ", "elsewhere ", 1))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from orchestrator.runs.adopt import adopt
 from orchestrator.runs.attached import AttachedRun
 from orchestrator.runs.prune import Pruning, plan_prune, prune
 from remote_payload import durable
+from remote_payload.supervise import shelf
 from tests.orchestrator.desk import Desk, wait_for
 
 # Processes are found by their job's id.
@@ -90,6 +93,26 @@ def test_only_what_is_safely_home_can_go_and_the_rest_says_why_it_stays(desk: De
     running.cancel(1.0)
 
 
+def test_a_job_stays_on_its_host_once_its_results_here_are_no_longer_whole(desk: Desk) -> None:
+    attached = finished(desk, "prune-f", "rows=3")
+    attached.pull()
+    rows = attached.run.path / "rows.jsonl"
+    sound = rows.read_bytes()
+    again = "its results are not all here any more: {}; `orch runs pull prune-f` mends it"
+    for spoil, says in (
+        (lambda: rows.unlink(), "rows.jsonl is missing"),
+        (lambda: rows.write_bytes(b""), f"rows.jsonl has 0 bytes, its manifest says {len(sound)}"),
+        (lambda: rows.write_bytes(sound[::-1]), "rows.jsonl has another hash than its manifest"),
+    ):
+        spoil()
+        plan = planned(desk)
+        assert why(plan) == {"prune-f": again.format(says)}
+        assert carried_out(desk, plan).items == ()
+    attached.pull()
+    assert rows.read_bytes() == sound
+    assert why(planned(desk)) == {"prune-f": ""}
+
+
 def test_a_job_that_went_on_after_the_look_is_not_removed(desk: Desk) -> None:
     attached = finished(desk, "prune-a", "rows=3", "fail=x", end="failed")
     attached.pull()
@@ -120,14 +143,35 @@ def test_an_interrupted_removal_is_finished_by_the_next_one(desk: Desk) -> None:
     assert [p.name for p in (desk.workdir / "jobs").iterdir() if p.name != ".queue"] == []
 
 
-def test_runs_here_without_a_row_can_go_too_and_those_with_rows_never(desk: Desk) -> None:
+def test_runs_here_without_a_result_can_go_too_and_those_with_rows_or_a_diagnosis_never(desk: Desk) -> None:
     finished(desk, "prune-rows", "rows=1").pull()
+    finished(desk, "prune-told", "rows=0", "diagnose").pull()
     finished(desk, "prune-none", "reject=wrong", end="failed").pull()
     plan = planned(desk, here=True)
     here = {item.job_id: item.kept for item in plan.items if not item.host}
-    assert here == {"prune-rows": "has results", "prune-none": ""}
+    assert here == {"prune-rows": "has results", "prune-told": "has results", "prune-none": ""}
     carried_out(desk, plan)
-    assert [run.job_id for run in desk.store.all()[0]] == ["prune-rows"]
+    assert {run.job_id for run in desk.store.all()[0]} == {"prune-rows", "prune-told"}
+    assert not (desk.store.open("prune-told").path / "rows.jsonl").exists()
+
+
+def test_two_removals_of_the_same_do_each_other_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "jobs" / ".gone-a"
+    left.mkdir(parents=True)
+    for number in range(3):
+        (left / str(number)).touch()
+    rmtree, unlink = shutil.rmtree, os.unlink
+
+    def as_another_does_too(path: Any, **more: Any) -> None:
+        unlink(path, **more)
+        monkeypatch.setattr(os, "unlink", unlink)
+        rmtree(left)
+
+    monkeypatch.setattr(os, "unlink", as_another_does_too)
+    assert shelf.prune(tmp_path / "jobs", []) == []
+    assert list((tmp_path / "jobs").iterdir()) == []
 
 
 def test_a_host_to_which_nothing_was_pushed_has_nothing(desk: Desk) -> None:
@@ -216,4 +260,15 @@ def test_a_host_does_not_choose_the_names_of_files_here(desk: Desk, tmp_path: Pa
         adopt(other, desk.launcher, "adopt-e")
     assert "box: " in caught.value.message
     assert not (tmp_path / "evil").exists()
+    assert not other.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["$(touch canary)", "-f", "a\x1b[2J", "a b"])
+def test_a_host_does_not_choose_the_name_of_a_run_here(desk: Desk, tmp_path: Path, name: str) -> None:
+    finished(desk, "adopt-f")
+    path = desk.folder("adopt-f").rename(desk.folder(name)) / "job.json"
+    durable.write_json(path, {**durable.read_json(path), "job_id": name})
+    other = RunStore(tmp_path / "another machine")
+    with pytest.raises(ResultsError, match="has an id that no orch gives"):
+        adopt(other, desk.launcher, "last")
     assert not other.folder.exists()

@@ -496,6 +496,11 @@ def test_the_last_five_the_current_and_the_pinned_stay(there: Any, tmp_path: Pat
     ):
         push(*there, trees[number])
         job(tmp_path, f"job-{number}", trees[number].hash, state, age)
+    for name in (
+        ".queue",
+        ".gone-job",
+    ):  # the line of a work folder whose jobs wait in it, as a job leaves it
+        (home(tmp_path) / "orch" / "jobs" / name).mkdir()
     for item in trees[5:]:
         push(*there, item)
     kept = {release.release for release in list_releases(*there)}
@@ -512,10 +517,11 @@ def test_the_last_five_the_current_and_the_pinned_stay(there: Any, tmp_path: Pat
     }
 
 
-def test_an_unreadable_young_job_stops_all_pruning(there: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["job", ".new-job.4711"])
+def test_an_unreadable_young_job_stops_all_pruning(there: Any, tmp_path: Path, name: str) -> None:
     push(*there, tree(tmp_path, "0"))
-    job(tmp_path, "job", "x", "running")
-    (home(tmp_path) / "orch" / "jobs" / "job" / "job.json").write_text("{")
+    job(tmp_path, name, "x", "running")
+    (home(tmp_path) / "orch" / "jobs" / name / "job.json").write_text("{")
     for number in range(1, 8):
         push(*there, tree(tmp_path, str(number)))
     assert len(list_releases(*there)) == 8

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import zlib
 from collections.abc import Iterator
@@ -63,6 +65,13 @@ def test_a_run_is_found_by_id_label_unique_prefix_or_last(tmp_path: Path) -> Non
     assert "orch runs ls" in caught.value.hint
 
 
+def test_no_name_means_no_run_although_there_is_only_one(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "20260101-a")
+    with pytest.raises(UsageError, match="there is no run ''"):
+        store.resolve("")
+
+
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     record(store, "a")
@@ -83,17 +92,26 @@ def test_a_run_is_recorded_whole_before_it_is_submitted(desk: Desk) -> None:
     assert again.status() == "unsubmitted"
 
 
-def test_what_a_killed_client_had_begun_to_record_goes_and_what_another_records_stays(tmp_path: Path) -> None:
+def test_what_killed_commands_left_goes_and_what_another_is_at_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_path: Path) -> None:
+        raise KeyboardInterrupt
+
     store = RunStore(tmp_path)
-    record(store, "a")
-    for name in (".new-dead", ".new-living"):
-        (store.folder / name).mkdir()
-        (store.folder / name / "where.json").write_text("{}")
+    for name in (".new-a", ".new-living", ".gone-a.0f"):
+        (store.folder / name).mkdir(parents=True)
+        (store.folder / name / "job.json").touch()
     with locked(store.folder / ".new-living"):
-        record(store, "b")
-        assert sorted(path.name for path in store.folder.iterdir()) == [".new-living", "a", "b"]
-    record(store, "c")
-    assert sorted(path.name for path in store.folder.iterdir()) == ["a", "b", "c"]
+        record(store, "a")
+        assert sorted(path.name for path in store.folder.iterdir()) == [".new-living", "a"]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shutil, "rmtree", stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.remove(store.open("a"))
+    assert len(list(store.folder.iterdir())) == 2
+    record(store, "b")
+    assert [path.name for path in store.folder.iterdir()] == ["b"]
 
 
 def test_many_record_runs_at_once_and_none_takes_anothers_for_a_leftover(tmp_path: Path) -> None:
@@ -104,11 +122,13 @@ def test_many_record_runs_at_once_and_none_takes_anothers_for_a_leftover(tmp_pat
     assert sorted(path.name for path in store.folder.iterdir()) == sorted(names)
 
 
-def test_a_run_that_cannot_be_recorded_leaves_nothing(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    record(store, "a")
+def test_a_run_that_another_records_meanwhile_is_one_run(tmp_path: Path) -> None:
+    store, where = RunStore(tmp_path), Where("box", "~/orch")
+    first = store.create(fake_tree.job("a"), where, {"prompts.jsonl": b"1\n"})
+    again = store.create(fake_tree.job("a"), Where("alias", "~/orch"), {"prompts.jsonl": b"1\n"})
+    assert again == first
     with pytest.raises(OSError, match="not empty"):
-        record(store, "a")
+        store.create(fake_tree.job("a", "rows=7"), where, {})
     assert [path.name for path in store.folder.iterdir()] == ["a"]
 
 
@@ -120,8 +140,6 @@ def test_a_client_killed_before_the_launch_comes_back_and_it_is_launched(desk: D
 
 
 def test_a_finished_job_whose_folder_was_removed_is_not_run_again_by_attaching(desk: Desk) -> None:
-    import shutil
-
     attached = desk.recorded("a")
     attached.submit()
     desk.until("a", "done")
@@ -337,16 +355,17 @@ def test_an_ended_jobs_results_come_home_over_a_link_that_breaks_on_the_way(
     assert [path.name for path in attached.run.path.iterdir() if path.name.endswith(".pull")] == []
 
 
-def cut_within_rows(desk: Desk) -> Any:
+def cut_within_rows(desk: Desk, attached: Any = None) -> Any:
     """A run of which half of the rows have come when the link broke."""
-    attached = finished(desk, "rows=2000")
+    attached = attached or finished(desk, "rows=2000")
     half = (desk.folder("a") / "rows.jsonl").stat().st_size // 2
+    before = attached.run.pulled()
     desk.host.spoil = lambda data: data[: data.index(b"\n", data.index(b'"file": "rows.jsonl"')) + 1 + half]
     with pytest.raises(ResultsError, match="ended early"):
         attached.pull()
     desk.host.spoil = None
     assert (attached.run.path / ".rows.jsonl.pull").stat().st_size == half
-    assert not (attached.run.path / "rows.jsonl").exists()
+    assert (attached.run.path / "rows.jsonl").exists() == (before is not None)
     return attached
 
 
@@ -381,6 +400,23 @@ def test_a_file_that_was_cut_off_goes_on_from_there_if_its_beginning_is_right(
     assert not here.exists()
 
 
+def test_rows_that_were_here_before_the_job_went_on_are_no_reason_to_begin_anew(desk: Desk) -> None:
+    attached = desk.recorded("a", "rows=2000", "hang=500")
+    attached.submit()
+    wait_for((desk.folder("a") / "hung").exists)
+    attached.cancel(grace=1)
+    assert attached.pull().complete
+    attached.resume()
+    desk.until("a", "done")
+    cut_within_rows(desk, attached)
+    whole = (desk.folder("a") / "rows.jsonl").stat().st_size
+    sent: list[bytes] = []
+    desk.host.spoil = lambda data: sent.append(data) or data
+    assert attached.pull().complete
+    assert sent_of(sent[0], "rows.jsonl")["from"] == whole // 2
+    assert len(list(durable.iter_jsonl(attached.run.path / "rows.jsonl"))) == 2000
+
+
 def test_a_release_that_knows_no_beginnings_sends_all_of_it(desk: Desk) -> None:
     attached = cut_within_rows(desk)
     send = attached.launcher.send
@@ -408,6 +444,63 @@ def test_of_two_who_pull_at_once_one_waits_and_finds_it_there(desk: Desk) -> Non
     with ThreadPoolExecutor(2) as pool:
         assert all(done.complete for done in pool.map(lambda one: one.pull(), both))
     assert [data.count(b'"file": "rows.jsonl"') for data in sent] == [1, 0]
+
+
+def test_who_waits_for_another_who_pulls_says_so(desk: Desk) -> None:
+    attached = finished(desk)
+    said: list[str] = []
+    other = os.open(attached.run.path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            waiting = pool.submit(attached.pull, said.append)
+            wait_for(lambda: said)
+            assert not waiting.done()
+        finally:
+            os.close(other)
+        assert waiting.result().complete
+    assert len(said) == 1
+    assert said[0].startswith(f"another orch is pulling run a into {attached.run.path}; waiting for it")
+    assert attached.pull(said.append).complete
+    assert len(said) == 1
+
+
+def test_a_file_that_another_wrote_into_where_nothing_can_be_locked_gets_no_name(desk: Desk) -> None:
+    attached = cut_within_rows(desk)
+    temporary, launcher = attached.run.path / ".rows.jsonl.pull", attached.launcher
+    whole = (desk.folder("a") / "rows.jsonl").read_bytes()
+    send = launcher.send
+
+    def meanwhile(handle: Handle, have: Any) -> Iterator[bytes]:
+        pieces = send(handle, have)
+        temporary.write_bytes(temporary.read_bytes() + whole[: len(whole) // 4])
+        yield from pieces
+
+    launcher.send = meanwhile
+    with pytest.raises(ResultsError, match=r"rows\.jsonl does not match its manifest"):
+        attached.pull()
+    assert not (attached.run.path / "rows.jsonl").exists()
+    assert not temporary.exists()
+    launcher.send = send
+    assert attached.pull().complete
+    assert (attached.run.path / "rows.jsonl").read_bytes() == whole
+
+
+def test_a_result_has_its_name_only_once_its_bytes_are_on_the_disk(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = finished(desk)
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    pulled = attached.pull()
+    assert pulled.files
+    assert {(attached.run.path / name).stat().st_ino for name in pulled.files} <= synced
 
 
 def test_a_result_that_changed_on_the_host_is_found(desk: Desk) -> None:
@@ -496,6 +589,65 @@ def test_the_rows_of_a_lost_job_come_home_but_are_not_called_complete(desk: Desk
     rows = list(durable.iter_jsonl(attached.run.path / "rows.jsonl"))
     assert [row["row"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= 2
+
+
+def test_without_a_manifest_the_record_says_what_lies_here_and_a_log_without_an_end_of_line_stays_whole(
+    desk: Desk,
+) -> None:
+    attached = finished(desk)
+    (desk.folder("a") / "MANIFEST.json").unlink()
+    (desk.folder("a") / "rows.jsonl").write_bytes(b'{"row": 0}\n{"ro')
+    (desk.folder("a") / "worker.log").write_bytes(b"it went well\n97 % of")
+    with pytest.raises(ResultsError, match="no manifest"):
+        attached.pull()
+    pulled = attached.run.pulled()
+    assert pulled is not None
+    assert (attached.run.path / "rows.jsonl").read_bytes() == b'{"row": 0}\n'
+    assert (attached.run.path / "worker.log").read_bytes() == b"it went well\n97 % of"
+    assert protocol.verify_manifest(attached.run.path, {"files": pulled.files}) == []
+
+
+def test_figures_of_an_earlier_end_are_not_taken_for_those_of_a_later_one(desk: Desk) -> None:
+    attached = finished(desk, "rows=3", "exit=3")
+    attached.pull()
+    summary, job = attached.run.path / "summary.json", desk.folder("a") / "job.json"
+    assert summary.exists()
+    job.write_text(job.read_text().replace('"exit=3"', '"silent"'))
+    attached.launcher.resume(attached.handle)
+    wait_for(lambda: "without a summary" in durable.read_json(desk.folder("a") / "state.json")["reason"])
+    assert attached.pull().complete
+    assert not summary.exists()
+    assert (attached.run.path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: data.replace(b'"verdict"', b'"Verdict"', 1), "KeyError('verdict')"),
+        (lambda data: data.replace(b'"verdict": "done"', b'"verdict": []', 1), "is [] on box"),
+        (lambda data: data.replace(b'"files": {', b'"files": [], "Files": {', 1), "'list' object"),
+        (lambda data: data.replace(b'"sha256"', b'"Sha256"'), "KeyError('sha256')"),
+        (lambda data: data.replace(b'"size": ', b'"size": null, "Size": '), "cannot be read"),
+        (
+            lambda data: data.replace(
+                b'{"file": "rows.jsonl", "from": 0, "size": ', b'{"file": "rows.jsonl", "size": -'
+            ),
+            "would have -",
+        ),
+        (lambda data: data.replace(b'{"file": "rows.jsonl"', b"[" * 100_000), "cannot be read"),
+    ],
+    ids=["no verdict", "verdict", "files", "no hash", "no size", "less than nothing", "nested"],
+)
+def test_a_host_that_says_what_no_orch_says_is_no_fault_of_this_one(
+    desk: Desk, spoil: Any, says: str
+) -> None:
+    attached = finished(desk)
+    desk.host.spoil = spoil
+    with pytest.raises((ResultsError, UsageError)) as caught:
+        attached.pull()
+    assert says in caught.value.message
+    desk.host.spoil = None
+    assert attached.pull().complete
 
 
 def test_another_versions_results_are_refused(desk: Desk) -> None:

@@ -60,7 +60,7 @@ def test_the_usual_settings_of_an_alias_are_read(home: Path, reader: str) -> Non
     configure(
         home,
         "Host gpu*\n  HostName %h.lab\n  Port 2200\n  User ana\n  IdentityFile ~/.ssh/%h_key\n"
-        "  ProxyJump ben@jump:2201,second\n  HostKeyAlias lab7\n  IdentitiesOnly yes\n  HashKnownHosts yes\n"
+        "  ProxyJump ben@jump:2201,second\n  HostKeyAlias Lab7\n  IdentitiesOnly yes\n  HashKnownHosts yes\n"
         "  UserKnownHostsFile ~/.ssh/k1 ~/.ssh/k2\n  GlobalKnownHostsFile /etc/k3\n",
     )
     alias = resolve_alias("gpu7")

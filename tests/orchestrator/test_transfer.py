@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -527,3 +528,22 @@ def test_keys_that_change_while_ours_is_taken_out_stay_and_nothing_else_does(
     space["take_out"](str(keys), lambda mark: mark.startswith("orch-transfer-0a"))
     assert (keys.read_text() if keys.exists() else None) == stays
     assert [path for path in tmp_path.iterdir() if path != keys] == []
+
+
+def test_a_disk_that_is_full_when_our_key_is_taken_out_leaves_the_keys_as_they_are_and_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space: dict[str, Any] = {}
+    exec("\n".join(remote._sources("transfer_key")), space)  # noqa: S102 - a script of ours, as a host runs it
+    keys = tmp_path / "authorized_keys"
+    keys.write_text(THEIRS + OWN)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        space["take_out"](str(keys), lambda mark: mark.startswith("orch-transfer-0a"))
+    assert str(caught.value.filename).startswith(str(keys))
+    assert keys.read_text() == THEIRS + OWN
+    assert list(tmp_path.iterdir()) == [keys]

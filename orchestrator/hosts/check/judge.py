@@ -166,16 +166,16 @@ def _trial_fix(
     place: str,
     user: Mapping[str, Any],
 ) -> str:
-    options = mount["options"]
+    options, point = mount["options"], shlex.quote(mount["point"])
     if trial["failed"] == "exec" and "noexec" in options:
         return (
-            f"{mount['point']} is mounted noexec: `mount -o remount,exec {mount['point']}` as root there (and in /etc/fstab), "
+            f"{mount['point']} is mounted noexec: `mount -o remount,exec {point}` as root there (and in /etc/fstab), "
             f"or {_elsewhere(entry)}"
         )
     if trial["errno"] == "EROFS" or "ro" in options:
         return (
             f"{mount['point']} ({mount['type']}) is mounted read-only (the kernel does so after disk errors too: `dmesg`): "
-            f"`mount -o remount,rw {mount['point']}` as root there, or {_elsewhere(entry)}"
+            f"`mount -o remount,rw {point}` as root there, or {_elsewhere(entry)}"
         )
     if trial["errno"] in ("EACCES", "EPERM"):
         squash = (

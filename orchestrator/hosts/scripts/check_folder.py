@@ -138,7 +138,10 @@ def mount_of(folder):
         words = line.split(" ")
         if len(words) < 4:
             continue
-        point = words[1].encode("utf-8", "surrogateescape").decode("unicode_escape")
+        octal = (
+            words[1].encode("utf-8", "surrogateescape").decode("unicode_escape")
+        )  # a blank is written \040
+        point = octal.encode("latin-1").decode("utf-8", "surrogateescape")
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and (best is None or len(point) >= len(best["point"])):
             best = {"point": point, "type": words[2], "options": words[3].split(",")}

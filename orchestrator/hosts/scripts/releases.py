@@ -109,6 +109,8 @@ def pinned(workdir):
     jobs = os.path.join(workdir, "jobs")
     names = set()
     for job in os.listdir(jobs) if os.path.isdir(jobs) else []:
+        if job.startswith(".") and not job.startswith(".new-"):
+            continue  # the line that jobs wait in, and what is being removed; a launch that is under way counts
         folder = os.path.join(jobs, job)
         state = read_record(os.path.join(folder, "state.json"))
         young = time.time() - os.lstat(folder).st_mtime < YOUNG_SECONDS

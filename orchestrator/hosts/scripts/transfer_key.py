@@ -75,21 +75,32 @@ def take_out(path, going):
             return 0
         temporary = f"{path}.orch-{os.getpid()}"
         left = b"".join(kept).strip()
-        if left:
-            descriptor = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IMODE(before.st_mode)
-            )
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(b"".join(kept))
-        if not is_still(path, before):  # somebody else has just changed it
+        try:
+            if left:
+                write_whole(temporary, b"".join(kept), stat.S_IMODE(before.st_mode))
+            if not is_still(path, before):  # somebody else has just changed it
+                continue
+            if left:
+                os.replace(temporary, path)
+            else:
+                os.unlink(path)
+        finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-            continue
-        if left:
-            os.replace(temporary, path)
-        else:
-            os.unlink(path)
         return len(lines) - len(kept)
+
+
+def write_whole(path, data, mode):
+    """Writes a file that is on the disk when this returns: people log in by what it will replace."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def is_going(line, going):
