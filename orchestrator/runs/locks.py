@@ -28,15 +28,23 @@ def locked(folder: Path, waiting: Callable[[], object] = lambda: None) -> Iterat
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_held(descriptor):
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Takes the lock if it is free. Says whether somebody else has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
 
 
 @contextmanager

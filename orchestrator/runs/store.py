@@ -12,6 +12,8 @@ What always holds:
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import shutil
 import time
@@ -36,6 +38,8 @@ WHERE_SCHEMA = "orch/where/1"
 SEEN_SCHEMA = "orch/seen/1"
 PULLED_SCHEMA = "orch/pulled/1"
 _HALF_WAY = (".new-", ".gone-")
+_WRITTEN_BY = re.compile(r"\..+\.([0-9]+)\.[0-9a-f]{8}\.tmp")  # as `durable.write_atomic` names them
+_WRITING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class Run:
         self, verdict: str, state: State | None, note: str | None = None, left: tuple[int, ...] | None = None
     ) -> None:
         """Records a look at the job; a `note` or `left` that this look did not ask for (None) is kept."""
+        _remove_torn_writes(self.path)
         before = self.seen()
         same = before if before is not None and before.verdict == verdict else Seen(verdict, 0.0)
         record = {
@@ -162,6 +167,25 @@ class Run:
         """Returns where the run stands in one word, from the record alone."""
         seen = self.seen()
         return seen.verdict if seen else "unsubmitted"
+
+
+def _remove_torn_writes(folder: Path) -> None:
+    """Removes the temporary files of those who were killed while they wrote: writing one takes milliseconds."""
+    for path in folder.glob(".*.tmp"):
+        found = _WRITTEN_BY.fullmatch(path.name)
+        with suppress(FileNotFoundError):  # its writer lives, and has just renamed it
+            if found and not _lives(int(found[1])) and time.time() - path.stat().st_mtime > _WRITING_S:
+                path.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class RunStore:

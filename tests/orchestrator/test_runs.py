@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +114,24 @@ def test_what_killed_commands_left_goes_and_what_another_is_at_stays(
     assert len(list(store.folder.iterdir())) == 2
     record(store, "b")
     assert [path.name for path in store.folder.iterdir()] == ["b"]
+
+
+def test_a_write_that_a_killed_client_left_goes_with_the_next_look(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    record(store, "a")
+    run = store.open("a")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, fresh = (run.path / f".seen.json.{ended.pid}.0{n}abcdef.tmp" for n in range(2))
+    living = run.path / f".seen.json.{os.getpid()}.00abcdef.tmp"
+    other = run.path / ".rows.jsonl.pull"
+    for path in (dead, fresh, living, other):
+        path.write_text("{")
+    for path in (dead, living, other):
+        os.utime(path, (0, 0))
+    run.saw("running", None)
+    assert not dead.exists()
+    assert all(path.exists() for path in (fresh, living, other))
 
 
 def test_many_record_runs_at_once_and_none_takes_anothers_for_a_leftover(tmp_path: Path) -> None:
