@@ -26,16 +26,17 @@ def main(arguments: Sequence[str]) -> int:
     """Runs both parts to their end, whatever becomes of the other."""
     (jobs,) = arguments
     with tempfile.TemporaryFile() as kept:
-        serial = part("serial", out=kept)
+        serial, others = part("serial", out=kept), part("not serial", "-n", jobs)
         try:
-            failed = part("not serial", "-n", jobs).wait()
+            failed = others.wait()
             if serial.poll() is None:
                 print("waiting for the tests that run one by one", flush=True)
             failed = serial.wait() or failed
         finally:
-            if serial.poll() is None:
-                serial.send_signal(signal.SIGINT)  # it ends what it has started
-                serial.wait()
+            for process in (others, serial):
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)  # it ends what it has started
+                    process.wait()
             kept.seek(0)
             sys.stdout.flush()
             sys.stdout.buffer.write(kept.read())
