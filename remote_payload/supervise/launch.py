@@ -1,7 +1,7 @@
 """Starting a job's supervisor so that it outlives the connection, with a record handed back.
 
 What always holds: a launch that returns means that the supervisor runs and has recorded itself (or that the
-job had been started before); a launch that raises, or is told to stop, leaves no process behind, and asking
+job had been started before, or was cancelled meanwhile: that stays its end); a launch that raises, or is told to stop, leaves no process behind, and asking
 again starts the job as if nothing had been. The supervisor runs from the very tree that this code is in.
 """
 
@@ -129,14 +129,26 @@ def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
         with _stoppable():
             child = _spawn(folder, rules)
             return _handoff(folder, child, time.monotonic() + HANDOFF_S)
-    except BaseException:
+    except BaseException as error:
         reap: Callable[[], object] = child.poll if child else lambda: None
         processes.end_tagged(folder.job_id, grace=0.0, reap=reap)
+        cancelled = _take_back(folder, before)
+        if cancelled is None or not isinstance(error, SuperviseError):
+            raise
+        return cancelled
+
+
+def _take_back(folder: JobFolder, before: bytes | None) -> protocol.State | None:
+    """Puts the state back as it was before the launch, unless the job was cancelled meanwhile: returns that end."""
+    with lock(folder.lock_file, wait=5.0):
+        now = folder.state_file.read_bytes() if folder.state_file.exists() else None
+        if now != before and folder.found() == "cancelled":
+            return folder.state()
         if before is None:
             folder.state_file.unlink(missing_ok=True)
         else:
             durable.write_atomic(folder.state_file, before)
-        raise
+    return None
 
 
 def launch(folder: JobFolder, rules: HostRules) -> protocol.State:
