@@ -86,7 +86,7 @@ class ProcessLauncher:
     def cancel(self, handle: Handle, *, grace: float = 10.0) -> Cancelled:
         """Ends a job; see `Launcher.cancel`."""
         words = ["cancel", self.job_dir(handle.job_id), f"--grace={grace}"]
-        reply = self._ask(handle, words, timeout=grace + _ASK_S)
+        reply = self._ask(handle, words, timeout=grace + _LAUNCH_S)  # one under way ends first
         still = tuple(str(text) for text in reply.get("still") or ())
         return Cancelled(str(reply["was"]), self._state(reply), still)
 

@@ -1,8 +1,9 @@
 """Ending a job, with proof.
 
 What always holds: after a cancel that reports no process in `left`, no process of this user carries the
-job's tag, also where the job's files cannot be read: they are looked at, never relied on. A supervisor that lives ends its own job and writes its own record; only where it is dead or does
-not answer does the canceller take the job's lock and write the record in its place.
+job's tag, also where the job's files cannot be read: they are looked at, never relied on. A supervisor that lives ends
+its own job and writes its own record; only where it is dead or does not answer does the canceller take the job's lock
+and write the record in its place. A launch that is under way comes to its end first, so that none goes on after a cancel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from remote_payload import durable, protocol
 from remote_payload.supervise import disk, nvidia, processes
 from remote_payload.supervise.folder import BROKEN, JobFolder, SuperviseError, fresh_state, identity, lock
+from remote_payload.supervise.launch import TURN_S
 
 __all__ = ["cancel"]
 
@@ -30,6 +32,11 @@ def cancel(folder: JobFolder, grace: float) -> dict[str, Any]:
     """
     if not (folder.job_file.exists() or folder.state_file.exists()):
         raise SuperviseError("absent", f"no job in {folder.path}")
+    with lock(folder.launch_lock, wait=TURN_S):  # a launch that hangs for longer is ended by the job's tag
+        return _end(folder, grace)
+
+
+def _end(folder: JobFolder, grace: float) -> dict[str, Any]:
     found = folder.found()
     asked = found in protocol.ACTIVE_STATES or (found == BROKEN and folder.is_supervised())
     if asked:

@@ -1,7 +1,7 @@
 """Starting a job's supervisor so that it outlives the connection, with a record handed back.
 
 What always holds: a launch that returns means that the supervisor runs and has recorded itself (or that the
-job had been started before, or was cancelled meanwhile: that stays its end); a launch that raises, or is told to stop, leaves no process behind, and asking
+job had been started before); a launch that raises, or is told to stop, leaves no process behind, and asking
 again starts the job as if nothing had been. The supervisor runs from the very tree that this code is in.
 """
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
     from remote_payload.supervise.slots import HostRules
 
-__all__ = ["StoppedError", "job_environment", "launch", "payload_command", "resume"]
+__all__ = ["TURN_S", "StoppedError", "job_environment", "launch", "payload_command", "resume"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 HANDOFF_S = 30.0
 """How long a launch waits for the supervisor's record: an import from a cold network disk takes a while."""
+TURN_S = HANDOFF_S + 10
+"""How long whoever starts or ends a job waits for a launch of it that is under way."""
 
 
 class StoppedError(Exception):
@@ -129,31 +131,19 @@ def _start(folder: JobFolder, rules: HostRules) -> protocol.State:
         with _stoppable():
             child = _spawn(folder, rules)
             return _handoff(folder, child, time.monotonic() + HANDOFF_S)
-    except BaseException as error:
+    except BaseException:
         reap: Callable[[], object] = child.poll if child else lambda: None
         processes.end_tagged(folder.job_id, grace=0.0, reap=reap)
-        cancelled = _take_back(folder, before)
-        if cancelled is None or not isinstance(error, SuperviseError):
-            raise
-        return cancelled
-
-
-def _take_back(folder: JobFolder, before: bytes | None) -> protocol.State | None:
-    """Puts the state back as it was before the launch, unless the job was cancelled meanwhile: returns that end."""
-    with lock(folder.lock_file, wait=5.0):
-        now = folder.state_file.read_bytes() if folder.state_file.exists() else None
-        if now != before and folder.found() == "cancelled":
-            return folder.state()
         if before is None:
             folder.state_file.unlink(missing_ok=True)
         else:
             durable.write_atomic(folder.state_file, before)
-    return None
+        raise
 
 
 def launch(folder: JobFolder, rules: HostRules) -> protocol.State:
     """Starts a job that is in its folder, or returns where it stands if it was started before."""
-    with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
+    with lock(folder.launch_lock, wait=TURN_S) as held:
         if not held:
             raise SuperviseError("busy", f"another launch of {folder.job_id} has not ended")
         state = folder.state()
@@ -172,7 +162,7 @@ def resume(folder: JobFolder, rules: HostRules) -> protocol.State:
         folder.job()
     except durable.ProtocolError as error:
         raise SuperviseError("job", str(error)) from error
-    with lock(folder.launch_lock, wait=HANDOFF_S + 10) as held:
+    with lock(folder.launch_lock, wait=TURN_S) as held:
         if not held:
             raise SuperviseError("busy", f"another launch of {folder.job_id} has not ended")
         now = folder.found()
