@@ -28,7 +28,7 @@ def locked(folder: Path, waiting: Callable[[], object] = lambda: None) -> Iterat
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if _is_held(descriptor):
+        if not _taken(descriptor):
             waiting()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -36,15 +36,15 @@ def locked(folder: Path, waiting: Callable[[], object] = lambda: None) -> Iterat
         os.close(descriptor)
 
 
-def _is_held(descriptor: int) -> bool:
-    """Takes the lock if it is free. Says whether somebody else has it."""
+def _taken(descriptor: int) -> bool:
+    """Takes the lock, if nobody else has it; says whether the caller may go on."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
         return False
-    return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 @contextmanager

@@ -447,15 +447,6 @@ def test_a_release_that_knows_no_beginnings_sends_all_of_it(desk: Desk) -> None:
     assert attached.pull().complete
 
 
-def test_a_stream_that_goes_on_from_where_nothing_was_asked_for_is_refused(desk: Desk) -> None:
-    attached = cut_within_rows(desk)
-    desk.host.spoil = lambda data: data.replace(b'"from": 0', b'"from": 7')
-    with pytest.raises(ResultsError, match="goes on from byte 7"):
-        attached.pull()
-    desk.host.spoil = None
-    assert attached.pull().complete
-
-
 def test_of_two_who_pull_at_once_one_waits_and_finds_it_there(desk: Desk) -> None:
     attached = finished(desk, "rows=2000")
     both = [attached, desk.attached(desk.store.resolve("a"))]
@@ -654,9 +645,10 @@ def test_figures_of_an_earlier_end_are_not_taken_for_those_of_a_later_one(desk: 
             ),
             "would have -",
         ),
+        (lambda data: data.replace(b'"from": 0', b'"from": 7'), "goes on from byte 7"),
         (lambda data: data.replace(b'{"file": "rows.jsonl"', b"[" * 100_000), "cannot be read"),
     ],
-    ids=["no verdict", "verdict", "files", "no hash", "no size", "less than nothing", "nested"],
+    ids=["no verdict", "verdict", "files", "no hash", "no size", "less than nothing", "gap", "nested"],
 )
 def test_a_host_that_says_what_no_orch_says_is_no_fault_of_this_one(
     desk: Desk, spoil: Any, says: str
